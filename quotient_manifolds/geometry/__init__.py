@@ -2,10 +2,10 @@
 
 A tangent vector is held as coordinates z, a dict of blocks, such that its metric norm is the l2 norm of z over all
 blocks. So the ball of every geometry is a round ball, one projected ascent serves them all, and a standard Gaussian
-in z is an isotropic one in the metric.
+in z is isotropic in the metric.
 
-Every parameter that requires a gradient is measured; frozen parameters stay where they are. A symmetric pair must
-be measured whole or not at all: with one side frozen the ball would not be invariant, so that is an error.
+Every parameter that requires a gradient is measured; frozen parameters are not changed. A symmetric pair must be
+measured as a whole or not at all: with one side frozen the ball would not be invariant, so this is an error.
 """
 
 from quotient_manifolds.geometry.elementwise import Adaptive, Euclidean

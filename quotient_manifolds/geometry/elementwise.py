@@ -1,4 +1,4 @@
-"""Define the geometries that give every weight a scale of its own: Euclidean and adaptive."""
+"""Define the geometries with one scale for every weight: Euclidean and adaptive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quotient_manifolds.symmetries import Params
 
 
 class _Elementwise(Geometry, ABC):
-    """Give every weight a scale of its own: a diagonal metric."""
+    """Define a diagonal metric: one scale for every weight."""
 
     norm: Norm
 
@@ -42,9 +42,9 @@ class _Elementwise(Geometry, ABC):
 @final
 @dataclass(frozen=True)
 class Euclidean(_Elementwise):
-    """Measure as plain sharpness does: all weights are measured alike, <xi, eta> = sum xi eta.
+    """Define the metric of plain sharpness, the same for all weights: <xi, eta> = sum xi eta.
 
-    norm: the ball of moves xi is |xi|_2 <= radius ("l2") or max |xi_i| <= radius ("linf").
+    norm: the ball of changes xi is |xi|_2 <= radius ("l2") or max |xi_i| <= radius ("linf").
     """
 
     norm: Norm = "l2"
@@ -63,10 +63,10 @@ class Euclidean(_Elementwise):
 @final
 @dataclass(frozen=True)
 class Adaptive(_Elementwise):
-    """Measure as adaptive sharpness does: every weight w is measured against its own size.
+    """Define the metric of adaptive sharpness, in which changes are relative to the size of each weight w.
 
-    <xi, eta> = sum xi eta / c^2, so z = xi / c, elementwise, with c = |w| + eta. eta: 0 leaves weights that are 0 where
-    they are; ASAM has 0.01 (Kwon et al., arXiv 2102.11600). norm: the ball is |xi / c|_2 or max |xi_i / c_i| <= radius.
+    <xi, eta> = sum xi eta / c^2, so z = xi / c, elementwise, with c = |w| + eta. eta: with 0, weights that are 0 do not
+    move; ASAM has 0.01 (Kwon et al., arXiv 2102.11600). norm: the ball is |xi / c|_2 or max |xi_i / c_i| <= radius.
     """
 
     eta: float = 0.0
@@ -81,7 +81,7 @@ class Adaptive(_Elementwise):
         return self._named("adaptive") + (f" (eta {self.eta:g})" if self.eta else "")
 
     def _space(self, point: Params) -> TangentSpace:
-        # For eta = 0 the weights themselves serve as c: a sign is an isometry of either ball.
+        # For eta = 0 the weights themselves serve as c, because a change of sign is an isometry of both balls.
         wide = {name: w.to(precise(w.dtype)) for name, w in point.items()} if self.eta else point
         scale = {name: w.abs().add_(self.eta) for name, w in wide.items()} if self.eta else point
         return TangentSpace(point, scale, (), self.norm)

@@ -1,4 +1,4 @@
-"""Store what was computed of a model, so that several measures of it compute it once."""
+"""Store results about a model, so that several measures of it compute them once."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class KnownSymmetries:
     Neither depends on the metric, the radius or the measure. To measure a model several times, make one and pass it to
     each measure; after a change of the model's parameters, continue with `elsewhere()`.
 
-    losses: of models as they are, with machine epsilon. completed: given pairs, with what else was found. scopes: parts
-    of what was found. starts: by symmetries, and whether the metric is relaxed. horizontal: checks of gradients, by
-    metric and eps. verified, declared: verifications of all symmetries, and of given pairs alone. sharded: reasons why
-    symmetries of a sharded model fail. changes: of the loss at the canonical representative, by metric and eps. warned:
-    models whose doubts were said.
+    losses: losses of unperturbed models, with machine epsilon. completed: given pairs, completed by found symmetries.
+    scopes: the found symmetries in a scope. starts: start points, by symmetries and by whether the metric is relaxed.
+    horizontal: checks of gradients, by metric and eps. verified, declared: verifications of all symmetries, and of
+    given pairs alone. sharded: reasons why symmetries of a sharded model fail. changes: changes of the loss at the
+    canonical representative, by metric and eps. warned: models whose doubts were reported.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class KnownSymmetries:
         self.warned = Memo[None]()
 
     def elsewhere(self) -> KnownSymmetries:
-        """Return what holds for other weights, too: the symmetries of the architecture."""
+        """Return the results that hold for other weights, too: the symmetries of the architecture."""
         other = KnownSymmetries()
         other._structures = self._structures
         return other

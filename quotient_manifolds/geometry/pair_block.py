@@ -20,18 +20,18 @@ Gradients = Mapping[str, Tensor | None]
 PairManifold = FixedRankQuotient | RotaryQuotient
 
 REACH = {"first": 0.2, "second": 0.5}
-"""By degree of the Taylor polynomial, the relative speed up to which it follows a geodesic.
+"""The relative speed up to which a Taylor polynomial follows a geodesic, by its degree.
 
-There it misses the product of a scalar pair by about a tenth of the way gone, in all metrics from `inv` to `mix`: of
-that way, (1 + b)^2 and (1 + b +- b^2 / 2)^2 are to lowest order b / 2, and b^2 / 6 in `inv`, b^2 / 2 in `mix`, away
-from e^2b and 1 + 2b. At 1/2 geodesics of `mix` end.
+There the product of a scalar pair is off by about a tenth of its change, in all metrics from `inv` to `mix`. The exact
+product is e^2b in `inv`, 1 + 2b in `mix`. To lowest order and relative to the change, (1 + b)^2 is off by b / 2, and
+(1 + b +- b^2 / 2)^2 by b^2 / 6 in `inv`, b^2 / 2 in `mix`. Geodesics of `mix` end at speed 1/2.
 """
 
 
 @final
 @dataclass(frozen=True)
 class PairBatch:
-    """Hold pairs of one shape, which are read as one point (heads of all pairs, n + m, h), G stacked on H."""
+    """Hold pairs of one shape, read as one point (heads of all pairs, n + m, h) with G stacked on H."""
 
     pairs: tuple[SymmetricPair, ...]
 
@@ -42,7 +42,7 @@ class PairBatch:
 
     @cached_property
     def heads(self) -> list[int]:
-        """Return how many heads each pair has."""
+        """Return the number of heads of each pair."""
         return [pair.heads for pair in self.pairs]
 
     def read(self, params: Mapping[str, Tensor]) -> Tensor:
@@ -50,14 +50,14 @@ class PairBatch:
         first, own = self.pairs[0], [params.get(name) for name in self.names]
         like = own[0]
         if like is None or torch.is_grad_enabled() or any(w is None or w.dtype != like.dtype for w in own):
-            return torch.cat([pair.read(params) for pair in self.pairs])  # several types, or a graph
+            return torch.cat([pair.read(params) for pair in self.pairs])  # several dtypes, or a graph
         x = torch.empty(sum(self.heads), first.n + first.m, first.h, dtype=like.dtype, device=like.device)
         for pair, heads in zip(self.pairs, x.split(self.heads), strict=True):
             pair.read(params, heads)
         return x
 
     def write(self, x: Tensor, params: Params) -> None:
-        """Put a point where it belongs in `params`, in place."""
+        """Write a point to the entries of `params` that the pairs own, in place."""
         for pair, heads in zip(self.pairs, x.split(self.heads), strict=True):
             pair.write(params, heads)
 
@@ -67,10 +67,10 @@ class PairBatch:
 class PairBlock:
     """Hold the horizontal space of one pair, or of several of one shape: one block of the coordinates z.
 
-    Truncated geodesics are a few products of well-scaled matrices, and fastest while what they work on fits into a
-    cache: every pair has a block of its own, in the model's precision (at least float32). Exact geodesics are
-    exponentials or an ODE, in float64, and an ODE costs nearly the same for one pair as for many: there the pairs of a
-    shape share a block. The point is factored in float64 in either case.
+    Truncated geodesics are a few products of well-scaled matrices, and are fastest if their operands fit into a cache.
+    So every pair has its own block, in the model's precision (at least float32). Exact geodesics are exponentials or an
+    ODE in float64, and an ODE costs nearly the same for one pair as for many. So pairs of one shape share a block. The
+    point is factored in float64 in both cases, unless it is `brief` (see `pair_blocks`).
     """
 
     key: str
@@ -94,11 +94,11 @@ class PairBlock:
         return self.batch.names
 
     def double(self) -> PairBlock:
-        """Return the block at the same point in float64, in whose coordinates z means the same."""
+        """Return the block at the same point in float64; coordinates z mean the same vectors in it."""
         return replace(self, space=self.manifold.at(self.space.point.double()))
 
     def reached(self, z: Tensor) -> Tensor:
-        """Shorten z to where its geodesic leaves the manifold; the polynomials never do."""
+        """Shorten z to the point at which its geodesic leaves the manifold; truncated geodesics never leave it."""
         if self.order != "exact":
             return z
         with torch.no_grad():
@@ -111,7 +111,7 @@ class PairBlock:
             return float(self.space.relative_speed(z).max())
 
     def gradient(self, grads: Gradients, point: Params) -> Tensor:
-        """Compute the gradient in z at 0, from the Euclidean ones; missing ones count as 0."""
+        """Compute the gradient in z at 0 from the Euclidean gradients; missing ones count as 0."""
         egrad = self.batch.read(self._gradients(grads, point))
         return self.space.project(self.space.covector(egrad.to(self.space.point)))
 
@@ -125,7 +125,7 @@ class PairBlock:
         pull_back = self._linearised(z, rows)
         if len(self.pairs) > 1:
             self.batch.write(rows[0], out)
-        else:  # what is no view of `out` goes where it belongs
+        else:  # rows that are not views of `out` are copied to it
             for part, moved in zip(self.pairs[0].views, rows, strict=True):
                 if address(moved) != address(out[part.name]):
                     part.write(out, moved)
@@ -145,14 +145,14 @@ class PairBlock:
         }
 
     def _rows(self, params: Params) -> list[Tensor]:
-        """Return the rows of one pair part by part, views where strides allow; those of several stacked, as a copy."""
+        """Return the rows of one pair by part, as views if strides allow; rows of several pairs in one stacked copy."""
         if len(self.pairs) > 1:
             return [self.batch.read(params)]
         return [view.read(params) for view in self.pairs[0].views]
 
 
 def in_batches(pairs: Iterable[SymmetricPair], apart: Callable[[SymmetricPair], object]) -> list[PairBatch]:
-    """Collect pairs of one shape and group in batches, those apart for which `apart` differs."""
+    """Collect pairs of one shape and group in batches, separately for each value of `apart`."""
     groups: dict[tuple[object, ...], list[SymmetricPair]] = {}
     for pair in pairs:
         groups.setdefault((pair.n, pair.m, pair.h, pair.acts, apart(pair)), []).append(pair)
@@ -169,8 +169,8 @@ def pair_blocks(
 ) -> tuple[PairBlock, ...]:
     """Build the blocks of pairs on their manifolds, pairs of one shape next to each other.
 
-    frames: of pairs whose factors are balanced, where they are known. brief: for one step, which is not worth a
-    factorisation in float64 of a model in less.
+    frames: singular frames of pairs whose factors are balanced, if known. brief: factor in the model's precision (at
+    least float32), because float64 does not pay for a single step.
     """
     blocks: list[PairBlock] = []
     for batch in in_batches(manifolds, lambda pair: point[pair.names[0]].device):
@@ -190,5 +190,5 @@ def pair_blocks(
 
 
 def address(tensor: Tensor) -> int:
-    """Return where a tensor's memory begins; it is the same for its views."""
+    """Return the address at which a tensor's storage begins; its views share it."""
     return tensor.untyped_storage().data_ptr()

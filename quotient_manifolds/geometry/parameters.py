@@ -1,4 +1,4 @@
-"""Determine which parameters are measured and which pairs own, and refuse what cannot be measured."""
+"""Determine which parameters are measured and which ones pairs own, and raise if they cannot be measured."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from quotient_manifolds.symmetries import (
 from quotient_manifolds.symmetries.checks import check_loaded, check_weights
 from quotient_manifolds.symmetries.representatives import balanced_point
 
-ROUNDING = 8.0  # times what rounding every weight can make of a singular value 0: those up to that are none
+ROUNDING = 8.0  # singular values up to this multiple of the rounding error of the weights count as 0
 _CLEAR = 1e-6
-"""Pivots of a Gram matrix, relative to the largest, from which rounding cannot be meant: factors of 1e-3."""
+"""Pivots of a Gram matrix above this, relative to the largest, cannot be due to rounding: factors of 1e-3."""
 
 
 def measured_parameters(model: nn.Module) -> Params:
-    """Return the parameters that require a gradient, detached, by the first of their names; each is checked."""
+    """Return the parameters that require a gradient, detached, by their first name; each is checked."""
     check_loaded(model)
     params = dict(model.named_parameters())
     check_weights(params, (name for name, w in params.items() if w.is_floating_point() or w.is_complex()))
@@ -35,9 +35,9 @@ def measured_parameters(model: nn.Module) -> Params:
 
 
 def trained_parameters(model: nn.Module) -> Params:
-    """Return the parameters that require a gradient, detached, by the first of their names; ValueError for none."""
+    """Return the parameters that require a gradient, detached, by their first name; ValueError if there are none."""
     trained = {name: w.detach() for name, w in model.named_parameters() if w.requires_grad}
-    # Autograd would not take a tensor made in inference mode.
+    # Autograd does not take tensors made in inference mode.
     trained = {name: w.clone() if w.is_inference() else w for name, w in trained.items()}
     if not trained:
         raise ValueError(
@@ -48,12 +48,12 @@ def trained_parameters(model: nn.Module) -> Params:
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
-    """Return the precision in which weights of this type move: single, or what is more."""
+    """Return the precision in which weights of this dtype move: single, or their own if it is higher."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def check_whole(pairs: Iterable[SymmetricPair], trained: Collection[str]) -> list[SymmetricPair]:
-    """Return the pairs whose parameters are all trained; ValueError for those of which a part is.
+    """Return the pairs whose parameters are all trained; ValueError if a pair is trained in part.
 
     Half a pair has no symmetry.
     """
@@ -72,9 +72,9 @@ def check_whole(pairs: Iterable[SymmetricPair], trained: Collection[str]) -> lis
 def measured_pairs(
     pairs: Iterable[SymmetricPair], point: Params, every: Collection[str], model: str
 ) -> list[SymmetricPair]:
-    """Return the pairs whose parameters are all measured; ValueError where the model called so lacks one.
+    """Return the pairs whose parameters are all measured; ValueError if the model of this name lacks one.
 
-    ValueError for attention and adapters of which a part is measured; such neurons and bottlenecks are left alone.
+    Raises ValueError if attention or an adapter is measured in part; such neurons and bottlenecks are left out.
     """
     pairs = list(pairs)
     for pair in pairs:
@@ -85,15 +85,15 @@ def measured_pairs(
 
 
 def stored(point: Params, like: Params) -> Params:
-    """Return a point in the precision in which parameters are measured; what has not moved stays as it is."""
+    """Return a point in the precision in which parameters are measured; tensors that have not moved are kept."""
     return {name: w if w is like[name] else w.to(precise(like[name].dtype)) for name, w in point.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Factored:
-    """Hold a pair with what one factorization of its product in float64 tells.
+    """Hold a pair with the results of one factorization of its product in float64.
 
-    lost: which singular values are 0 up to rounding, (heads, h). frame: of the product, where real matrices act.
+    lost: which singular values are 0 up to rounding, (heads, h). frame: of the product, if real matrices act.
     """
 
     pair: SymmetricPair
@@ -102,7 +102,7 @@ class Factored:
 
     @staticmethod
     def of(pair: SymmetricPair, point: Params, start: Params) -> Factored:
-        """Factor a pair. start: the parameters before anything was moved to its canonical place."""
+        """Factor a pair. start: the parameters before canonicalization."""
         if pair.acts == "GL(1, C)" or pair.h > min(pair.n, pair.m):
             return Factored(pair, _lost(pair, point, start))
         x = pair.read(point).double()
@@ -112,24 +112,24 @@ class Factored:
         return Factored(pair, _lost(pair, point, start, frame), frame)
 
     def balance(self, params: Params) -> SingularFrame | None:
-        """Write the factors, balanced, and return their frame."""
+        """Write the balanced factors to `params`, and return their singular frame, if there is one."""
         x = self.pair.read(params)
         if self.frame is None:
             self.pair.write(params, balanced_point(self.pair, x))
             return None
         n, root = self.pair.n, self.frame.s.sqrt()[..., None, :]
         sign: Tensor | float = 1.0
-        if self.pair.acts == "GL+(1)":  # of its own sign
+        if self.pair.acts == "GL+(1)":  # it keeps its sign
             sign = (self.frame.left * x[..., :n, :]).sum(dim=(-2, -1), keepdim=True).sign()
         self.pair.write(params, torch.cat([self.frame.left, self.frame.right], dim=-2) * (sign * root))
         return self.frame.balanced(sign)
 
 
 def balanced(pairs: Iterable[Factored], point: Params) -> tuple[Params, dict[SymmetricPair, SingularFrame]]:
-    """Return the parameters with the factors of every pair balanced: nowhere in its orbit do products round less.
+    """Return the parameters with the factors of every pair balanced, and the singular frames that are known.
 
-    Also the singular frames of the balanced factors, as far as they are known. Those in half precision become single:
-    to round them once more would cost more digits than they have.
+    Products of balanced factors round least in the orbit. Factors in half precision become single, because rounding
+    them once more would cost more digits than they have.
     """
     pairs = list(pairs)
     names = {name for each in pairs for name in each.pair.names}
@@ -139,11 +139,11 @@ def balanced(pairs: Iterable[Factored], point: Params) -> tuple[Params, dict[Sym
 
 
 def of_lower_rank(factored: Factored, point: Params, start: Params) -> tuple[Factored, Params]:
-    """Return a pair of as many columns as its product has rank, if that is less in all heads alike; others as is.
+    """Return a pair with as many columns as the rank of its product, if all heads have the same lower rank; else as is.
 
-    A head as wide as the stream loses the direction that no norm reads, a bottleneck what was pruned. The factors
-    become G = U sqrt(S), H = V sqrt(S) of G H^T = U S V^T, the columns without a singular value 0; they belong to no
-    pair, and stay 0. start: the parameters before anything was moved to its canonical place.
+    A head as wide as the stream loses the direction that no norm reads; a bottleneck loses pruned columns. The factors
+    become G = U sqrt(S), H = V sqrt(S) with G H^T = U S V^T. Columns without a singular value become 0, belong to no
+    pair, and stay 0. start: the parameters before canonicalization.
     """
     pair, lost, frame = factored.pair, factored.lost, factored.frame
     plain = frame is not None and pair.acts == "GL(h)" and pair.h > 1
@@ -164,9 +164,9 @@ def of_lower_rank(factored: Factored, point: Params, start: Params) -> tuple[Fac
 def _lost(pair: SymmetricPair, point: Params, start: Params, frame: SingularFrame | None = None) -> Tensor:
     """Return which singular values s = u^T G H^T v are 0 up to rounding. Shape (heads, h), bool.
 
-    Rounding the weights moves s by at most eps / 2 sum_j |G_j| |(H^T v)_j| + |(G^T u)_j| |H_j|, G_j the columns:
-    of the start where those are longer, for what cancels at the canonical place leaves the rounding of what was there.
-    Lost is also what float64 loses next to the largest s of the head; of all neurons, which feed one sum.
+    Rounding the weights changes s by at most eps / 2 sum_j |G_j| |(H^T v)_j| + |(G^T u)_j| |H_j|, with columns G_j.
+    Columns of the start are used if they are longer: if canonicalization cancels them, their rounding remains. A value
+    is also lost if float64 cannot resolve it next to the largest s of the head, or of all neurons, which feed one sum.
     """
     x, before = (pair.read(params).double() for params in (point, start))
     if pair.acts == "GL(1, C)":  # a real pair of one column
@@ -189,7 +189,7 @@ def _lost(pair: SymmetricPair, point: Params, start: Params, frame: SingularFram
 
 
 def of_full_rank(pairs: Iterable[SymmetricPair], params: Params) -> tuple[SymmetricPair, ...]:
-    """Return the pairs of full rank: the orbits of the others are not closed, and hold no balanced point."""
+    """Return the pairs of full rank; the orbits of other pairs are not closed, and contain no balanced point."""
     return tuple(pair for pair in pairs if _clearly_full(pair, params) or not bool(_lost(pair, params, params).any()))
 
 
@@ -206,9 +206,10 @@ def _clearly_full(pair: SymmetricPair, params: Params) -> bool:
 
 
 def has_rank(factored: Factored, point: Params, metric: Metric, eps: float) -> bool:
-    """Return whether the pair is a point of its manifold, G and H of full rank; ValueError for attention and adapters.
+    """Return whether the pair is a point of its manifold: G and H have full rank.
 
-    A network may well have a neuron that is 0 on one side: its layer is then measured elementwise, with a warning.
+    If it is not, raises ValueError for attention and adapters. A network may well have a neuron that is 0 on one
+    side: its layer is then measured elementwise, with a warning.
     """
     pair, reason = factored.pair, _rank_problem(factored, point, metric, eps)
     if not reason:
@@ -235,7 +236,7 @@ def _rank_problem(factored: Factored, point: Params, metric: Metric, eps: float)
 
 
 def scales_outside(pairs: Iterable[SymmetricPair], point: Params) -> dict[str, Tensor | None]:
-    """Return the adaptive scale w where no pair owns the element and 0 where one does; nothing where all are owned."""
+    """Return the adaptive scale: w for elements in no pair, 0 for elements of pairs; no entry if pairs own them all."""
     owned: Params = {}
     for pair in pairs:
         for name in pair.names:

@@ -1,4 +1,4 @@
-"""Define the quotient geometry, which does not see the symmetries of a model, and what a name of a geometry means."""
+"""Define the quotient geometry, which is invariant under the symmetries of a model, and find geometries by name."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from quotient_manifolds.symmetries.horizontal import Horizontal
 from quotient_manifolds.symmetries.names import BESIDE
 from quotient_manifolds.symmetries.verify import Verification, canonical_changes, changed_by, verify_on_batches
 
-SHOWN = 3  # symmetries that a warning names
+SHOWN = 3  # how many symmetries a warning names
 
 GEOMETRY_OPTIONS = ("norm", "eta", "geodesic", "eps", "symmetries", "verify")
-"""The options of any geometry that has a name."""
+"""All options of geometries that can be given by name."""
 
 
 @final
 @dataclass(frozen=True)
 class Quotient(Geometry):
-    """Measure modulo symmetries: pairs (G, H) modulo their group, all other parameters as in `Adaptive`.
+    """Define a metric modulo symmetries: pairs (G, H) modulo their group, all other parameters as in `Adaptive`.
 
     A pair is two matrices of which a model uses only the product G H^T, such as query and key of a head. Changes of the
     pair that preserve the product have length 0. [paper, App. C.1]
@@ -65,20 +65,21 @@ class Quotient(Geometry):
     metric: "inv", "mix", or the number t of their family. geodesic: "first", "second" [paper, Eq. 4] or "exact". eps:
     the paper's relaxation of the metric (0 keeps invariance).
 
-    symmetries: those to quotient out, or which of the model's. "all" quotients out pairs, and measures at the canonical
-    representative of all others: redundant biases (b_K = 0, b_V = 0, b_O + W_O b_V), gains and biases of norms,
-    directions and means that no layer uses (see `balance`). They are found in the loss when a measure begins; those
-    that act on frozen and trained parameters together are left out. "pairs" has pairs and redundant biases alone.
-    "paper" keeps biases as rows of their pairs [paper, App. C.1]: invariant under the groups of the pairs, and nothing
-    else. In all cases the factors of pairs are balanced first, G^T G = H^T H. This changes no value, but products of
-    ill-conditioned factors would lose digits. Symmetries that `find_symmetries` returned are taken as they are: give it
-    evaluate=loss, for only the loss is unchanged by a shift of all logits. Declared pairs are completed by what else is
-    found in the loss.
-    verify: how symmetries are verified. "gradient": the first gradient of a measure is orthogonal to the orbits of the
-    symmetries, on every batch, up to rounding; float64 decides where it is not. Declared pairs are verified on the
-    first batch, too, near the canonical representative, where nothing is 0 by chance. "full": all are, on every batch
-    (`verify_on_batches`). "none": they are trusted. Symmetries that were found and fail are left out, with a warning;
-    one that was given raises an error.
+    symmetries: `Symmetries` to quotient out, or a scope, whose symmetries are found in the loss when a measure begins.
+    Symmetries that act on frozen and trained parameters together are left out. "all" quotients out pairs, and measures
+    at the canonical representative of all other symmetries: redundant biases (b_K = 0, b_V = 0, b_O + W_O b_V), gains
+    and biases of norms, directions and means that no layer uses (see `balance`). "pairs" takes pairs and redundant
+    biases alone. "paper" keeps biases as rows of their pairs [paper, App. C.1], and is invariant under the groups of
+    the pairs only. With eps = 0 the factors of pairs are balanced first, G^T G = H^T H. This changes no value, but
+    products of ill-conditioned factors would lose digits. Symmetries from `find_symmetries` are used unchanged: call it
+    with evaluate=loss, because a shift of all logits leaves only the loss unchanged. Declared pairs are completed by
+    the other symmetries of the loss.
+
+    verify: how symmetries are verified. "gradient": on every batch, the first gradient of a measure must be orthogonal
+    to the orbits of the symmetries up to rounding; if it is not, float64 decides. Declared pairs are also verified on
+    the first batch, near the canonical representative, where nothing is 0 by chance. "full": all symmetries are
+    verified like this on every batch (`verify_on_batches`). "none": they are trusted. Found symmetries that fail are
+    left out, with a warning; a given one that fails raises ValueError.
     """
 
     metric: Metric = "inv"
@@ -88,7 +89,7 @@ class Quotient(Geometry):
     verify: Literal["gradient", "full", "none"] = "gradient"
 
     def __post_init__(self) -> None:
-        FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # refuses what is no metric
+        FixedRankQuotient(1, 1, self.metric, eps=self.eps)  # raises for an invalid metric
         check_one_of("geodesic", self.geodesic, GEODESICS)
         if not isinstance(self.symmetries, Symmetries):
             check_one_of("symmetries", self.symmetries, get_args(Scope), ", or Symmetries")
@@ -103,7 +104,7 @@ class Quotient(Geometry):
         return f"{metric} ({', '.join(options)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return kind and settings in plain JSON types; of symmetries that were given only that they were."""
+        """Return kind and settings in plain JSON types; given symmetries are recorded as "given" only."""
         given = isinstance(self.symmetries, Symmetries)
         return super().to_dict() | {"symmetries": "given" if given else self.symmetries}
 
@@ -112,7 +113,7 @@ class Quotient(Geometry):
         return self._space(start.pairs, start.constant, start.point, measured_parameters(model))
 
     def _known_start(self, model: nn.Module, known: KnownSymmetries) -> StartPoint:
-        """Return where a measure of the model begins, in the precision in which it is measured."""
+        """Return the point where a measure begins, in the precision in which the model is measured."""
 
         def make() -> StartPoint:
             start = measured_parameters(model)
@@ -133,19 +134,19 @@ class Quotient(Geometry):
     def _start_point(
         self, model: nn.Module, start: Params, every: Params, layouts: Mapping[str, Layout] | None = None
     ) -> StartPoint:
-        """Return where a measure begins; start: the measured parameters, every: all of them.
+        """Return the point where a measure begins. start: the measured parameters, every: all of them.
 
-        layouts: of those of a sharded model, of which the dicts hold parts.
+        layouts: the layouts of a sharded model's parameters, of which the dicts hold parts.
         """
         symmetries = self._known()
         pairs = measured_pairs(symmetries.pairs, start, every, type(model).__name__)
         paired = {name for pair in pairs for name in pair.names}
         others = tuple(each for each in symmetries.reparameterizations if start.keys() >= set(each.names))
-        # At the least weight an update is part of its base, and its pair has lost its rank: these stay.
+        # At the least norm, an update is absorbed by its base and its pair has lost its rank: these do not act.
         beside = [each for each in others if each.kind == BESIDE and paired.intersection(each.names)]
         others = tuple(each for each in others if each not in beside)
         doubts = tuple(f"{each.name} is not quotiented out beside its pair." for each in beside[:1])
-        if not (pairs or others):  # the frozen stays
+        if not (pairs or others):  # symmetries of frozen parameters do not count
             raise ValueError(
                 f"A quotient geometry needs at least one symmetric pair of measured parameters, and "
                 f"{type(model).__name__} has none{_why(symmetries)}; use Adaptive(), or pass symmetries= with the "
@@ -155,7 +156,7 @@ class Quotient(Geometry):
             return StartPoint(pairs, (), start, doubts)
         held = {name: w.detach() for name, w in every.items()} | start
         whole = held if layouts is None else Whole(held, layouts)
-        # With a relaxed metric the place of a pair in its orbit counts.
+        # A relaxed metric depends on the place of a pair in its orbit, so pairs must not move.
         acting = replace(symmetries, pairs=() if self.eps else of_full_rank(pairs, whole), reparameterizations=others)
         read = {name for each in acting.groups for name in each.reads}
         found = canonical(acting.groups, {name: whole[name] for name in every if name in read})
@@ -169,12 +170,12 @@ class Quotient(Geometry):
     def _space(
         self, pairs: list[SymmetricPair], constant: Collection[str], point: Params, start: Params
     ) -> TangentSpace:
-        """Return the tangent space at the balanced representative; start: the point before anything was folded."""
+        """Return the tangent space at the balanced representative. start: the point before canonicalization."""
         pairs, point, frames = self._balanced(pairs, point, start)
-        scales = scales_outside(pairs, point)  # refuses pairs that share elements
+        scales = scales_outside(pairs, point)  # raises if pairs share elements
         scales |= {name: torch.zeros_like(point[name]) for name in constant if name in point}
         blocks = self._blocks(pairs, point, frames)
-        # What pairs own entirely they hold already: a second copy is as large as most of a transformer.
+        # Pairs hold the parameters that they own entirely; a second copy would be as large as most of a transformer.
         point = {name: w if name in scales else w.new_empty(()).expand(w.shape) for name, w in point.items()}
         return TangentSpace(point, scales, blocks)
 
@@ -182,7 +183,7 @@ class Quotient(Geometry):
         self, pairs: list[SymmetricPair], point: Params, start: Params
     ) -> tuple[list[SymmetricPair], Params, dict[SymmetricPair, SingularFrame]]:
         """Return the pairs of full rank, the point where their factors are balanced, and their singular frames."""
-        free = self.eps == 0  # otherwise the place in the orbit counts
+        free = self.eps == 0  # otherwise the metric depends on the place in the orbit
         left, frames = list[Factored](), dict[SymmetricPair, SingularFrame]()
         for pair in pairs:
             factored = Factored.of(pair, point, start)
@@ -206,7 +207,7 @@ class Quotient(Geometry):
 
     @property
     def _is_relaxed(self) -> bool:
-        """Return whether the place of a pair in its orbit counts."""
+        """Return whether the metric depends on the place of a pair in its orbit."""
         return self.eps > 0
 
     def _known(self) -> Symmetries:
@@ -233,8 +234,8 @@ class Quotient(Geometry):
     ) -> Geometry:
         """Return the quotient by the symmetries of the loss, given or found; see `verify`.
 
-        All that leaves the loss alone is found in one recorded run of loss(model, first batch). A sharded model is
-        moved along its symmetries, by about ten evaluations a batch, unless they are trusted.
+        Symmetries are found in one recorded run of loss(model, first batch). Those of a sharded model are verified by
+        random group elements, with about ten evaluations per batch, unless they are trusted.
         """
         known = known or KnownSymmetries()
         symmetries = self._found(model, loss, batches[0], known)
@@ -262,10 +263,10 @@ class Quotient(Geometry):
         return kept
 
     def _warn_of_doubts(self, model: nn.Module, known: KnownSymmetries) -> None:
-        """Warn where other points of the orbit may lead to another canonical point, and so to another measure."""
+        """Warn if other points of the orbit may lead to another canonical point, and so to another value."""
         try:
             doubts = self._known_start(model, known).doubts
-        except ValueError:  # said where the measure begins
+        except ValueError:  # raised again where the measure begins
             return
         if doubts:
             warnings.warn(
@@ -302,7 +303,7 @@ class Quotient(Geometry):
 
         def verify() -> Verification:
             found = verify_on_batches(model, loss, batches, symmetries, begin=begin, first=first)
-            known.changes.of(subjects, str, (self.metric, self.eps))  # where this geometry begins is verified, too
+            known.changes.of(subjects, str, (self.metric, self.eps))  # covers this geometry's start, too
             return found
 
         return known.verified.of(subjects, verify)
@@ -316,7 +317,7 @@ class Quotient(Geometry):
         known: KnownSymmetries,
         first: int = 0,
     ) -> None:
-        """Raise ValueError if the loss is another one where a measure begins, in float64."""
+        """Raise ValueError if the loss where a measure begins differs from the model's, in float64."""
         begin = partial(self._point, model, known, self._known())
         there = partial(changed_by, model, loss, batches, begin, found, first=first)
         subjects = model, loss, self.symmetries, *batches
@@ -355,27 +356,27 @@ class Quotient(Geometry):
         return replace(self, symmetries=self._known().without(set(failed)))
 
     def _point(self, model: nn.Module, known: KnownSymmetries, symmetries: Symmetries, every: Params) -> Params:
-        """Return the parameters at the point of the orbit where a measure begins; every: those of the model."""
+        """Return the parameters at the point of the orbit where a measure begins. every: the model's parameters."""
         here, own = replace(self, symmetries=symmetries), trained_parameters(model)
         start = {name: every[name] for name in own}
         begin = here._start_point(model, start, every)
         measured = replace(begin, point=_measured(begin.point, start, own))
-        # The first to be asked for is that of the model itself; what follows tells how it rounds.
+        # The first call is for the model itself, and is the one stored; later calls show how the point rounds.
         known.starts.of((model, symmetries), lambda: measured, self._is_relaxed)
         return every | here._balanced(begin.pairs, begin.point, start)[1]
 
 
 def _measured(point: Params, start: Params, own: Params) -> Params:
-    """Return the model's own parameters where a point has not moved from the start, and others as they are measured."""
+    """Return a point in the precision of measures; parameters that have not moved are the model's own tensors."""
     same = {name: own[name] if w is start[name] else w for name, w in point.items()}
     return stored(same, own)
 
 
 def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetries:
-    """Return declared pairs and what else the loss does not see."""
+    """Return the declared pairs and all other symmetries of the loss."""
     try:
         every = propose(declared=given)
-    except ValueError as error:  # a function that takes no float64, or differentiates inside
+    except ValueError as error:  # the function cannot run in float64, or differentiates inside
         warnings.warn(f"symmetries that are given stay as they are, not completed: {error}", stacklevel=2)
         return given
     known = {each.name for each in every.reparameterizations}
@@ -384,7 +385,7 @@ def _completed(given: Symmetries, propose: Callable[..., Symmetries]) -> Symmetr
 
 
 def _check_same(symmetries: Symmetries) -> None:
-    """Raise unless all processes that share a model have the same symmetries of it."""
+    """Raise ValueError unless all processes that share a model have the same symmetries."""
     named = tuple((each.name, each.names) for each in symmetries.every)
     if any(other != named for other in from_all(named)):
         raise ValueError(
@@ -394,17 +395,17 @@ def _check_same(symmetries: Symmetries) -> None:
 
 
 def _why(symmetries: Symmetries) -> str:
-    """Say what was found instead of measured pairs, if anything."""
+    """Describe what was found instead of measured pairs, if anything."""
     if symmetries.pairs:
         return f" (each of its {len(symmetries.pairs)} has a frozen parameter, with requires_grad=False)"
     return f" ({symmetries.refused[0]}; {HOW_TO})" if symmetries.refused else ""
 
 
 def as_geometry(geometry: Geometry | str | float, **options: Any) -> Geometry:
-    """Return the geometry itself, or the one called euclidean, adaptive, inv, mix or a number t, with these options.
+    """Return the geometry itself, or the one named euclidean, adaptive, inv, mix or a number t, with these options.
 
-    Raises ValueError for other names and for options that the geometry does not have, TypeError for what is neither a
-    geometry nor a name.
+    Raises ValueError for other names and for options that the geometry does not have, TypeError for anything that is
+    neither a geometry nor a name.
 
     >>> as_geometry("adaptive", eta=0.01)
     Adaptive(eta=0.01, norm='l2')

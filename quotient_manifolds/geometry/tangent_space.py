@@ -1,4 +1,4 @@
-"""Represent the tangent space of all measured parameters, in orthonormal coordinates; of a sharded model, a share."""
+"""Represent the tangent space of all measured parameters, or a process's share of it, in orthonormal coordinates."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from quotient_manifolds.sharded import Ownership, ShardedModel, from_all
 from quotient_manifolds.symmetries import Params, SymmetricPair
 
 Norm = Literal["l2", "linf"]
-"""Which ball of coordinates z a geometry means: sum of squares, or the largest of them. A metric has l2."""
+"""The norm of z that defines the ball of a geometry: sum of squares, or largest coordinate. A metric has l2."""
 
 
 class TangentSpace(FullPrecision):
     """Represent the tangent space T_w of all measured parameters w, in orthonormal coordinates z; immutable.
 
     z has one block per parameter (of its shape, in at least single precision) for the elements in no pair, and blocks
-    (heads, n + m, h) for pairs. Weights in half precision stay as they are, and move in single precision.
-    scale: xi = scale * z for a parameter's block, None for 1; a parameter that pairs own entirely has no block, and of
-    its place in `point` shape and type matter alone. norm: that of the ball of z.
+    (heads, n + m, h) for pairs. Weights in half precision are kept as they are, and move in single precision.
+
+    scale: xi = scale * z for a parameter's block, None for 1. A parameter that pairs own entirely has no block; only
+    the shape and dtype of its entry in `point` matter. norm: the norm of the ball of z.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class TangentSpace(FullPrecision):
 
     @property
     def point(self) -> Params:
-        """Return the parameters w; those that pairs own entirely, which only the pairs hold, in new tensors."""
+        """Return the parameters w; parameters that pairs own, whose values only the pairs hold, in new tensors."""
         owned = {name for block in self.pairs for name in block.names}
         point = self._point | {name: _empty(self._point[name]) for name in owned - self.scale.keys()}
         point |= {name: point[name].clone() for name in owned & self.scale.keys()}
@@ -62,7 +63,7 @@ class TangentSpace(FullPrecision):
         return TangentSpace(point, scale, tuple(block.double() for block in self.pairs), self.norm)
 
     def zero(self) -> Params:
-        """Return z = 0: the model as it is."""
+        """Return z = 0, the coordinates of w itself."""
         like = {name: self._point[name] for name in self.scale} | {block.key: block.space.point for block in self.pairs}
         return {key: _empty(block).zero_() for key, block in like.items()}
 
@@ -73,7 +74,8 @@ class TangentSpace(FullPrecision):
     def sample(self, generator: torch.Generator) -> Params:
         """Draw z ~ N(0, I) on the horizontal space, for linf uniform in [-1, 1]; weights that cannot move get 0.
 
-        The same vector of the quotient at every point of an orbit of the pairs' groups, where no singular values tie.
+        A seed gives the same vector of the quotient at every point of an orbit of the pairs' groups, unless singular
+        values coincide.
         """
         z: Params = {}
         for name, scale in self.scale.items():
@@ -81,7 +83,7 @@ class TangentSpace(FullPrecision):
             noise = drawn(w.shape, generator, self.norm).to(w.device, precise(w.dtype))
             z[name] = noise if scale is None else noise.mul_(scale != 0)
         for _, group in groupby(self.pairs, key=lambda block: (block.manifold, block.space.point.shape[-2:])):
-            # One draw for all pairs of a shape: a seed then gives one z, whether they share a block or not.
+            # Pairs of one shape are drawn together, so that a seed gives one z whether they share a block or not.
             blocks = list(group)
             heads = [len(block.space.point) for block in blocks]
             noise = drawn((sum(heads), *blocks[0].space.point.shape[1:]), generator)
@@ -100,16 +102,16 @@ class TangentSpace(FullPrecision):
         return z | {block.key: block.reached(z[block.key]) for block in self.pairs}
 
     def reach(self, z: Params) -> float | None:
-        """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
+        """Compute the largest relative speed of a pair at the start of gamma_z; None if no geodesic is truncated."""
         truncated = (block for block in self.pairs if block.order != "exact")
         return max((block.relative_speed(z[block.key]) for block in truncated), default=None)
 
     def move(self, z: Params, out: Params | None = None, *, order: str | None = None, times: float = 1.0) -> Params:
-        """Move to gamma_z(times), or the end of gamma_z if that is earlier: all measured parameters by name.
+        """Return all measured parameters, by name, at gamma_z(times), or at the end of gamma_z if that is earlier.
 
-        Without `out` the result is new, and differentiable as often as asked where z requires grad. With `out`, a
-        result of an earlier call or the parameters themselves, it is written there. order: of the geodesics of pairs,
-        in place of the space's own.
+        Without `out` the result is new, and differentiable any number of times if z requires grad. Otherwise it is
+        written to `out`, the result of an earlier call or the parameters themselves. order: replaces the space's own
+        order of the geodesics of pairs.
         """
         out = self._outside_pairs(z, out, times)
         for block in self.pairs:
@@ -119,7 +121,7 @@ class TangentSpace(FullPrecision):
     def gradient(self, grads: Gradients) -> Params:
         """Compute the gradient in z at 0 of loss(move(z)) from the loss's gradients at the point; missing ones are 0.
 
-        What the pull-back of `linearise` returns at 0, without following a geodesic. Blocks may be the gradients.
+        Equals the pull-back of `linearise` at 0, without following a geodesic. Blocks may be the given gradients.
         """
         z: Params = {}
         for name, scale in self.scale.items():
@@ -129,11 +131,11 @@ class TangentSpace(FullPrecision):
         return z | {block.key: block.gradient(grads, self._point) for block in self.pairs}
 
     def linearise(self, z: Params, out: Params | None = None) -> tuple[Params, Callable[[Gradients], Params]]:
-        """Compute move(z) and the pull-back there: from a loss's gradients at move(z) to that of loss(move(z)) in z.
+        """Compute move(z) and its pull-back, from a loss's gradients at move(z) to the gradient of loss(move(z)) in z.
 
-        Missing gradients count as 0. The pull-back OVERWRITES the gradients it is given, and empties their dict: copies
-        would take as much memory as the model. The network is no part of any graph kept here, and z must not change
-        before the pull-back has been used.
+        Missing gradients count as 0. The pull-back OVERWRITES the gradients it is given, and empties their dict,
+        because copies would take as much memory as the model. No graph kept here contains the network. z must not
+        change before the pull-back has been used.
         """
         with torch.no_grad():
             out = self._outside_pairs(z, out)
@@ -149,12 +151,12 @@ class TangentSpace(FullPrecision):
                 for name in block.names - self.scale.keys():
                     if not readers[name] and isinstance(grads, dict):
                         grads.pop(name, None)
-            return pulled | self._scaled(grads)  # last, for it overwrites what the pairs have to read
+            return pulled | self._scaled(grads)  # last, because it overwrites gradients that pairs read
 
         return out, pull_back
 
     def _outside_pairs(self, z: Params, out: Params | None, times: float = 1.0) -> Params:
-        """Compute w + times scale z where no pair owns the element; what pairs own is left for them to write."""
+        """Compute w + times scale z for elements in no pair; elements of pairs are left for the pairs to write."""
         moved: Params = {}
         for name, w in self._point.items():
             target = None if out is None else out[name]
@@ -167,12 +169,12 @@ class TangentSpace(FullPrecision):
         return moved
 
     def _scaled(self, grads: Gradients) -> Params:
-        """Compute scale * gradient, in place where a gradient is alone in its memory (autograd may give one twice)."""
+        """Compute scale * gradient, in place if no other tensor shares its memory (autograd may return one twice)."""
         pulled: Params = {}
         known = chain(self._point.values(), grads.values())
         uses = Counter(address(tensor) for tensor in known if tensor is not None)
         for name, scale in self.scale.items():
-            # Out of the dict where that is allowed, so that a gradient is dropped as soon as it is read.
+            # The gradient is removed from the dict if that is allowed, so that it is freed as soon as it is read.
             grad = grads.pop(name, None) if isinstance(grads, dict) else grads.get(name)
             if grad is None:
                 pulled[name] = _empty(self._point[name]).zero_()
@@ -184,9 +186,9 @@ class TangentSpace(FullPrecision):
 
 
 class ShardedSpace(TangentSpace):
-    """Hold this process's share of a tangent space: its part of what is elementwise, and the pairs that it owns.
+    """Hold this process's share of a tangent space: its part of the elementwise blocks, and the pairs that it owns.
 
-    What is computed with z is inherited; lengths and reaches are those of the whole, found by all processes together.
+    Operations on z are inherited. Lengths and reaches are of the whole vector, computed by all processes together.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class ShardedSpace(TangentSpace):
         self._shapes = {name: shape for each in from_all(own) for name, shape in each.items()}
 
     def buffers(self) -> Params:
-        """Return where moved parameters are written: into the model where nobody owns them, else next to it."""
+        """Return tensors to write moved parameters into: the model's own, or new ones if a process owns them."""
         held, fresh = self.model.held(), self.ownership.owners
         return {
             name: torch.empty(w.shape, dtype=w.dtype, device=w.device) if name in fresh else held[name]
@@ -211,9 +213,9 @@ class ShardedSpace(TangentSpace):
         }
 
     def sample(self, generator: torch.Generator) -> Params:
-        """Draw z ~ N(0, I) on the horizontal space, for linf uniform: all draw alike, and each keeps its share.
+        """Draw z ~ N(0, I) on the horizontal space, for linf uniform: all processes draw it, and each keeps its share.
 
-        That of the unsharded space, where pairs have multiples of 16 numbers, which is how many torch draws at once.
+        It equals the sample of the unsharded space if pairs have multiples of 16 numbers, as torch draws 16 at once.
         """
         z: Params = {}
         for name in self._drawn:
@@ -238,12 +240,12 @@ class ShardedSpace(TangentSpace):
         return z
 
     def reach(self, z: Params) -> float | None:
-        """Compute the largest relative speed of a pair at the start of gamma_z; None where no geodesic is truncated."""
+        """Compute the largest relative speed of a pair at the start of gamma_z; None if no geodesic is truncated."""
         return max((each for each in from_all(super().reach(z)) if each is not None), default=None)
 
 
 def drawn(shape: Sequence[int], generator: torch.Generator, norm: Norm = "l2") -> Tensor:
-    """Draw N(0, I), for linf uniform in [-1, 1], in float32: torch's default dtype would change what a seed gives."""
+    """Draw N(0, I), for linf uniform in [-1, 1], in float32, so that a seed gives one z for every default dtype."""
     noise = torch.empty(shape, device=generator.device, dtype=torch.float32)
     return noise.normal_(generator=generator) if norm == "l2" else noise.uniform_(-1, 1, generator=generator)
 

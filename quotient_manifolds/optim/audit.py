@@ -21,20 +21,21 @@ from quotient_manifolds.symmetries.outputs import answer, floating
 from quotient_manifolds.symmetries.representatives import group_element
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-"""Makes an optimizer of the model it is given, such as `lambda model: torch.optim.AdamW(model.parameters())`."""
+"""A function that makes an optimizer for a model, such as `lambda model: torch.optim.AdamW(model.parameters())`."""
 
 
 @final
 @dataclass(frozen=True)
 class OrbitAudit:
-    """Hold how far runs of an optimizer from moved weights ended from the run of the weights as they were.
+    """Hold the distances between an optimizer's run from the original weights and its runs from transformed weights.
 
-    drifts: for every move |f - f'| / |f - f_0| with f and f' the outputs after both runs and f_0 those before: 1 is as
-    far as training went; not finite where a run ended so. starts: |f_0 - f_0'| / |f_0|, which is rounding. loss,
-    moved_losses: the first batch's loss at the end, of the run and of those from moved weights. precision: of the
-    weights that were moved. rounding: the drift of a run from weights that were moved and moved back, which rounding
-    alone explains. buffers: those that ended elsewhere, such as running statistics, by name: the largest |b - b'| / |b|
-    over the runs from moved weights.
+    drifts: for every transformation |f - f'| / |f - f_0|, with f and f' the outputs after the two runs, and f_0 the
+    outputs before training. 1 is the distance covered by training; not finite if a run ended so. starts:
+    |f_0 - f_0'| / |f_0|, due to rounding. loss, moved_losses: the final loss on the first batch, of the original run
+    and of the runs from transformed weights. precision: of the weights that were transformed. rounding: the drift of a
+    run from weights that were transformed and transformed back, due to rounding alone. buffers: the largest
+    |b - b'| / |b| over the runs from transformed weights, by name, for buffers that differ at the end, such as running
+    statistics.
     """
 
     optimizer: str
@@ -48,7 +49,7 @@ class OrbitAudit:
 
     @property
     def drift(self) -> float:
-        """Return the median drift; what is not finite counts as infinite."""
+        """Return the median drift; drifts that are not finite count as infinite."""
         return statistics.median(each if math.isfinite(each) else math.inf for each in self.drifts)
 
     def __str__(self) -> str:
@@ -75,23 +76,24 @@ def orbit_audit(
     moves: int = 3,
     seed: int = 0,
 ) -> OrbitAudit:
-    """Train copies of a model from several points of its orbit, and compare the functions that come out.
+    """Train copies of a model from several points of its orbit, and compare the resulting functions.
 
-    Every copy but the first starts from weights moved by random elements of the groups of all pairs, of the given
-    condition: A = U diag(s) V^T with s log-spaced, numbers from condition^-1/2 to condition^1/2. All compute the same
-    function then, and are trained by an optimizer that is made for each, on the same batches in the same order, with
-    the same random numbers. The model is not changed.
+    Every copy but the first starts from weights transformed by random elements of the groups of all pairs, with the
+    given condition number: A = U diag(s) V^T with s log-spaced; scalars lie between condition^-1/2 and condition^1/2.
+    All copies compute the same function at first. Each is trained by an optimizer of its own, on the same batches in
+    the same order, with the same random numbers. The model is not changed.
 
     make_optimizer: see `MakeOptimizer`; it may close over `symmetries`. Steps are `optimizer.step(closure)`, so that
-    optimizers of several passes, such as `SAM`, are audited too. loss: loss(model, batch), a scalar. steps: by default
-    one a batch; they begin again when the batches are used up. symmetries: whose pairs are moved, by default those
-    found in the first batch; pairs with frozen parameters stay. Compared is what the model returns for the inputs of
-    all batches.
+    optimizers with several passes, such as `SAM`, are audited too. loss: loss(model, batch) returns a scalar. steps: by
+    default one per batch; batches are repeated for more steps. symmetries: their pairs are transformed, by default
+    those found in the first batch; pairs with frozen parameters are left out. The outputs of the model on the inputs of
+    all batches are compared.
 
-    In float64 an optimizer that does not depend on the representative has drifts at rounding level; in float32 the
-    rounding of moved weights, `starts`, is amplified by training. One more copy, moved by the first elements and back,
-    measures that: `OrbitAudit.rounding`.
-    ValueError where there is no pair to move, and for outputs that do not change in training.
+    In float64, an optimizer that does not depend on the representative has drifts at rounding level. In float32,
+    training amplifies the rounding of transformed weights, `starts`. One more copy, transformed by the first elements
+    and back, measures this: `OrbitAudit.rounding`.
+
+    Raises ValueError if there is no pair to transform, or if training does not change the outputs.
     """
     of_torch = isinstance(make_optimizer, type) and issubclass(make_optimizer, torch.optim.Optimizer)
     if of_torch or not callable(make_optimizer):
@@ -111,7 +113,7 @@ def orbit_audit(
         raise ValueError(f"{type(model).__name__} must have a symmetric pair that is trained, to move. Found none")
 
     def run(model: nn.Module) -> tuple[str, Tensor, Tensor, float]:
-        """Return what the optimizer is called, the outputs before and after, and the loss at the end."""
+        """Return the name of the optimizer, the outputs before and after training, and the final loss."""
         torch.manual_seed(seed)
         optimizer = make_optimizer(model)
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -138,7 +140,7 @@ def orbit_audit(
         params = {name: p.detach() for name, p in network.named_parameters()}
         for pair, A in ((pair, A) for each in acting for pair, A in zip(pairs, each, strict=True)):
             pair.write(params, pair.act(A, pair.read(params)))
-        with torch.random.fork_rng():  # the caller's random numbers stay
+        with torch.random.fork_rng():  # keeps the caller's random state
             runs.append(run(network))
         ends.append(dict(network.named_buffers()))
     names, befores, afters, losses = zip(*runs, strict=True)

@@ -1,4 +1,4 @@
-"""Step along gradients of pairs as SGD and Adam do, with sizes that every representative of a pair shares."""
+"""Step along gradients of pairs as SGD and Adam do, with step sizes that all representatives of a pair share."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from quotient_manifolds.symmetries import Symmetries
 
 @final
 class QuotientSGD(QuotientOptimizer):
-    """Step along the Riemannian gradient of pairs, with momentum, and of all other parameters as `torch.optim.SGD`.
+    """Step along the Riemannian gradient of pairs, with momentum; step other parameters as `torch.optim.SGD` does.
 
-    For the gradient M of the product G H^T of a pair these are steps -lr (M H W_G^-1, M^T G W_H^-1) [paper, Eq. 9, 10].
-    In `mix` the product moves by -lr (M P_H + P_G M) to the first order, with the projections on the spans of H and of
-    G. Momentum is the running sum of M as the pair sees it, carried along as these spans move. Settings, points of
-    lower rank, what two runs have in common and errors are as for `QuotientAdam`. Weight decay is decoupled for pairs,
-    and for all other parameters as in torch, added to the gradient.
+    With M the gradient of the product G H^T of a pair, steps are -lr (M H W_G^-1, M^T G W_H^-1) [paper, Eq. 9, 10]. In
+    `mix` the product changes by -lr (M P_H + P_G M) to first order, with the projections P onto the spans of H and G.
+    Momentum is the running sum of M on these spans, transported as they change. Settings, points of lower rank, the
+    invariance of runs and errors are as for `QuotientAdam`. Weight decay is decoupled for pairs; for all other
+    parameters it is added to the gradient, as in torch.
 
     >>> layer = torch.nn.Sequential(torch.nn.Linear(6, 2, bias=False), torch.nn.Linear(2, 5, bias=False)).eval()
     >>> symmetries = find_symmetries(layer, torch.randn(4, 6))
@@ -54,36 +54,35 @@ class QuotientSGD(QuotientOptimizer):
 
 @final
 class QuotientAdam(QuotientOptimizer):
-    """Step with an adaptive size for every row of a pair, and of all other parameters as `torch.optim.AdamW` does.
+    """Step with an adaptive size for every row of a pair; step other parameters as `torch.optim.AdamW` does.
 
-    Let M be the gradient of the product G H^T of a pair and right its right singular vectors. The rows of Z = M right
-    belong to the rows of G, and no change of representative changes them but by one rotation of all. Adam's second
-    moment of a row is the running mean of its mean square; its first moment that of M as the pair sees it, which is
-    carried along as the spans of G and H move. G steps such that the product moves by -lr times the quotient times
-    right^T; H alike with left. So lr has the size of changes of the product's entries and does not depend on those of
-    G and H. For pairs with h = 1, as neurons, each entry of Z is a row.
+    Let M be the gradient of the product G H^T of a pair, and `right` the right singular vectors of the product. The
+    rows of Z = M right belong to the rows of G; another representative at most rotates all of them at once. Adam's
+    second moment of a row is the running mean of its mean square. The first moment is the running mean of M on the
+    spans of G and H, transported as these change. The step of G changes the product by -lr times Adam's quotient times
+    right^T; the step of H alike, with left. So lr has the size of changes of the product's entries, and does not depend
+    on the entries of G and H. For pairs with h = 1, such as neurons, each entry of Z is a row.
 
-    Two runs from two points of one orbit of the pairs' groups compute the same functions, to rounding. Other symmetries
-    (gains of norms, biases that a softmax ignores) are not quotiented out.
+    Two runs from two points of one orbit of the pairs' groups compute the same functions, up to rounding. Other
+    symmetries (gains of norms, biases that a softmax ignores) are not quotiented out.
 
-    params: named parameters, `model.named_parameters()`, or groups of them with settings of their own. symmetries:
-    those of the model, `find_symmetries(model.eval(), batch)`, or some of them; frozen pairs are ignored.
+    params: named parameters, `model.named_parameters()`, or groups of them with their own settings. symmetries: the
+    model's symmetries, `find_symmetries(model.eval(), batch)`, or some of them; frozen pairs are ignored.
     metric: "mix", whose steps are changes of the product, or "inv", whose steps are relative to its singular values, so
-    that lr is much smaller; from B = 0, where these are 0, take "mix". weight_decay is decoupled and shrinks G and H
-    alike. max_norm: clips all gradients together to this norm, which is the same along orbits; that of
+    that lr is much smaller. From B = 0, where these are 0, use "mix". weight_decay: decoupled; shrinks G and H alike.
+    max_norm: clips all gradients together to this norm, which is constant along orbits; the norm of
     `torch.nn.utils.clip_grad_norm_` is not.
 
-    Factors of any rank are points. At B = 0, the start of low-rank adaptation, B moves by the gradient in the span of A
-    and A stays. The step of H has to be divided by singular values; where one is smaller than the step of G, it is
-    shortened, so that the product of both steps is no larger than the step of H. `inv`, for which a rank is lost
-    infinitely far away, steps as `mix` does where a singular value is 0, which is: below 1e-7 of the largest, or no
-    more than the rounding of the factors. Where both factors lack rank, the orbit does not say how to leave: what lacks
-    in H stays. Pairs whose factors all but cancel are moved to a representative of good condition before a step: other
-    weights, the same product up to their rounding.
+    Factors may have any rank. At B = 0, the start of low-rank adaptation, B steps along the gradient in the span of A,
+    and A does not change. The step of H is divided by singular values. If one is smaller than the step of G, the step
+    of H is shortened, so that the product of both steps is no larger than the step of H. A singular value counts as 0
+    below 1e-7 of the largest, or within the rounding of the factors. There `inv` steps as `mix` does, because in its
+    own metric a loss of rank is infinitely far away. If both factors lack rank, the orbit does not determine a way to
+    leave: the missing part of H does not change. Pairs whose factors almost cancel are brought to a well-conditioned
+    representative before a step: other weights, the same product up to their rounding.
 
-    As with other optimizers there are state (that of pairs under their names), groups and hooks, and schedulers and
-    gradient scalers work. ValueError, with nothing changed, for gradients that are NaN, infinite or sparse, and for
-    pairs of which only a part is trained.
+    State (of pairs, under their names), groups, hooks, schedulers and gradient scalers work as for other optimizers.
+    Raises ValueError, with nothing changed, if gradients are NaN, infinite or sparse, or if a pair is trained in part.
 
     >>> layer = torch.nn.Sequential(torch.nn.Linear(6, 2, bias=False), torch.nn.Linear(2, 5, bias=False)).eval()
     >>> symmetries = find_symmetries(layer, torch.randn(4, 6))
@@ -117,7 +116,7 @@ class QuotientAdam(QuotientOptimizer):
 
     @staticmethod
     def _mean(job: Job, name: str, value: Tensor, beta: float) -> Tensor:
-        """Return the running mean of values, which begins at 0 and is remembered; in place of the last value."""
+        """Return the running mean of values, which begins at 0, written over `value`, and store it in `job.memory`."""
         kept = job.kept.get(name)
         job.memory[name] = mean = value.mul_(1 - beta) if kept is None else value.lerp_(kept, beta)
         return mean
@@ -126,4 +125,4 @@ class QuotientAdam(QuotientOptimizer):
 def _row_means(x: Tensor) -> Tensor:
     """Return the means over the last dimension, which is kept, as a new tensor."""
     h = x.shape[-1]
-    return (x.view(-1, h) @ x.new_full((h,), 1 / h)).view(*x.shape[:-1], 1)  # faster than mean where h is small
+    return (x.view(-1, h) @ x.new_full((h,), 1 / h)).view(*x.shape[:-1], 1)  # faster than mean if h is small

@@ -28,22 +28,22 @@ Closure = Callable[[], Any]
 Parameters = Iterable[tuple[str, Tensor]] | Iterable[Mapping[str, Any]]
 """Named parameters, as `model.named_parameters()` gives them, or groups of them with their own settings."""
 
-CLIPPED, WARNED = 1e-5, 2  # how near to 1 a clipped norm is; how many in a row are no coincidence
+CLIPPED, WARNED = 1e-5, 2  # how close to 1 a clipped norm is; how many in a row are no coincidence
 _OF_EVERY_GROUP = ("params", "param_names", "pairs", "initial_lr", "foreach", "capturable", "differentiable", "fused")
-"""What a group may say besides: schedulers write one of these, and the others choose how parameters of no pair go."""
+"""Other keys of a group: schedulers write one of them, and the others select how parameters in no pair are stepped."""
 
 
 @dataclass
 class Job:
-    """Hold what a step makes of a batch of pairs that have made as many steps, before anything is written."""
+    """Hold the step of a batch of pairs with the same number of steps, before anything is written."""
 
     batch: PairBatch
     group: dict[str, Any]
     steps: int
     point: Point
     gradient: Tensor  # (heads, n + m, h), as M H and M^T G
-    kept: dict[str, Tensor]  # what is remembered
-    memory: dict[str, Tensor] = field(default_factory=dict)  # what is to be remembered
+    kept: dict[str, Tensor]  # the state before the step
+    memory: dict[str, Tensor] = field(default_factory=dict)  # the state after the step
 
 
 NAMED = "params must be named parameters: give model.named_parameters(), or groups of such"
@@ -52,9 +52,9 @@ NAMED = "params must be named parameters: give model.named_parameters(), or grou
 class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
     """Step along gradients of the product G H^T of every pair, in a metric that is invariant under its group.
 
-    Two runs from two points of one orbit of the pairs' groups so compute the same functions, step by step, up to
-    rounding. What is particular to an optimizer is `_direction`, what it makes of gradients, and `_plain`, the
-    optimizer of torch that moves the elements in no pair. The state of a pair is kept under its name.
+    So two runs from two points of one orbit of the pairs' groups compute the same functions, step by step, up to
+    rounding. A subclass defines `_direction`, which turns gradients into a direction, and `_plain`, the optimizer of
+    torch for elements in no pair. The state of a pair is stored under its name.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             raise TypeError(f"{NAMED}. Found {type(params).__name__}")
         groups: list[Any] = [dict(each) if isinstance(each, Mapping) else each for each in params]
         self._symmetries, self._max_norm = symmetries, max_norm
-        self._plain = plain([torch.zeros(1)], **defaults)  # refuses what is no setting of it
+        self._plain = plain([torch.zeros(1)], **defaults)  # raises for settings it does not have
         self._settings, self._clipped = {*defaults, "metric"}, 0
         super().__init__(groups, self._plain.defaults | {"metric": metric})
         self._batches = self._batched()
@@ -85,12 +85,12 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
 
     @abc.abstractmethod
     def _direction(self, job: Job) -> Tensor:
-        """Return the direction of a step in orthonormal coordinates, and write to `job.memory` what to remember."""
+        """Return the direction of a step in orthonormal coordinates, and write the new state to `job.memory`."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of named parameters, as torch's optimizers do; a pair has to be in one group as a whole.
+        """Add a group of named parameters, as torch's optimizers do; a pair must be in one group as a whole.
 
-        Raises ValueError for settings that nothing uses.
+        Raises ValueError for unknown settings.
         """
         for name, value in param_group.items():
             default = name in self._plain.defaults and self._plain.defaults[name] == value
@@ -101,7 +101,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         group = self.param_groups[-1]
         names = set(group.get("param_names", ()))
         group["pairs"] = [pair.name for pair in self._symmetries.pairs if not names.isdisjoint(pair.names)]
-        if hasattr(self, "_batches"):  # made already
+        if hasattr(self, "_batches"):  # after the constructor
             try:
                 self._batches = self._batched()
             except ValueError:
@@ -110,10 +110,10 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """Make one step, and return what the closure returns, if one is given.
+        """Make one step, and return the closure's result, if one is given.
 
-        Pairs of which no parameter has a gradient stay, as parameters without one do. Raises ValueError, with nothing
-        changed, for a gradient that is NaN, infinite or sparse, and for a pair of which only some parameters have one.
+        Pairs none of whose parameters has a gradient do not change. Raises ValueError, with nothing changed, if a
+        gradient is NaN, infinite or sparse, or if only some parameters of a pair have one.
         """
         loss = None
         if closure is not None:
@@ -125,7 +125,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
     @full_precision
     def _step(self) -> None:
         if self._trained != self._with_requirement():
-            self._batches = self._batched()  # something was frozen since, or is no more
+            self._batches = self._batched()  # parameters were frozen or unfrozen since
         self._check_gradients()
         params = {name: p.detach() for name, p in self._of_pairs.items()}
         jobs = [job for index, batch in self._batches for job in self._jobs(self.param_groups[index], batch, params)]
@@ -141,7 +141,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             self._remember(job)
 
     def _jobs(self, group: dict[str, Any], batch: PairBatch, params: Params) -> Iterator[Job]:
-        """Yield what there is to do for the pairs of a batch that have gradients, those of one age together."""
+        """Yield jobs for the pairs of a batch that have gradients; pairs with the same number of steps share a job."""
         grads = {name: grad for name in batch.names if (grad := self._of_pairs[name].grad) is not None}
         ages: dict[int, list[SymmetricPair]] = {}
         for pair in batch.pairs:
@@ -160,7 +160,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             x, gradient = (each.to(torch.promote_types(x.dtype, torch.float32)) for each in (x, gradient))
             point = Point(x, first.n, METRICS[group["metric"]], first.acts == "GL(1, C)")
             kept = {name: self._recalled(part, name, x) for name in self._state.get(first.name, {}) if name != "step"}
-            if (turn := point.to_balanced()) is not None:  # the same product, and the same gradients in it
+            if (turn := point.to_balanced()) is not None:  # the product and its gradient are unchanged
                 point = Point(applied(x.double(), point.n, turn).to(x.dtype), point.n, point.t, point.complex)
                 back = turn[::-1]
                 gradient = applied(gradient.double(), point.n, back).to(x.dtype)
@@ -169,7 +169,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
             yield Job(part, group, steps, point, gradient, kept)
 
     def _end(self, job: Job) -> Tensor:
-        """Find where a batch of pairs goes, and bring what is remembered of gradients there."""
+        """Return the new factors of a batch of pairs, and transport remembered gradients there."""
         lr = float(job.group["lr"])
         shrink = 1 - lr * float(job.group["weight_decay"])
         z = self._direction(job)
@@ -179,7 +179,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         return end
 
     def _recalled(self, batch: PairBatch, name: str, like: Tensor) -> Tensor:
-        """Return what is remembered under the name of all pairs, (heads of all, n + m, columns)."""
+        """Return the state of this name of all pairs, (heads of all, n + m, columns)."""
         parts = [self._state[pair.name][name] for pair in batch.pairs]
         whole, begins = parts[0]._base, accumulate(batch.heads, initial=0)
         if whole is None or len(whole) != len(like):
@@ -187,17 +187,17 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         same = (
             p._base is whole and p.storage_offset() == b * whole.stride(0) for p, b in zip(parts, begins, strict=False)
         )
-        return (whole if all(same) else torch.cat(parts)).to(like)  # whole: split after the step before
+        return (whole if all(same) else torch.cat(parts)).to(like)  # whole: as split after the last step
 
     def _remember(self, job: Job) -> None:
         step = torch.tensor(job.steps + 1.0)
         parts = zip(*(value.split(job.batch.heads) for value in job.memory.values()), strict=True)
         for pair, own in zip(job.batch.pairs, parts if job.memory else repeat(()), strict=False):
-            # A new dict: another optimizer may have been given this one's state.
+            # The dict is new, because another optimizer may have been given this one's state.
             self._state[pair.name] = {**dict(zip(job.memory, own, strict=True)), "step": step}
 
     def _clip(self, jobs: list[Job], limit: float) -> None:
-        """Shorten all gradients together to a norm that is the same along orbits, if theirs is larger."""
+        """Scale all gradients together down to a norm that is constant along orbits, if theirs is larger."""
         sizes = [torch.linalg.vector_norm(job.point.coordinates(job.gradient)) for job in jobs]
         for name, p in self._named():
             if p.grad is not None and name not in self._owned:
@@ -211,7 +211,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
 
     @contextmanager
     def _outside_pairs(self) -> Iterator[None]:
-        """Let the plain optimizer see this one's groups and state, and no gradient of what pairs own entirely."""
+        """Give the plain optimizer this one's groups and state, and hide gradients of what pairs own entirely."""
         self._plain.param_groups, self._plain.state = self.param_groups, self.state
         hidden = [(p, p.grad) for name, p in self._of_pairs.items() if name in self._owned]
         try:
@@ -233,14 +233,14 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         self._warn_of_clipping(math.hypot(*numbers))
         finite = [math.isfinite(size) for size in numbers]
         for (name, grad), fine in zip(named, finite, strict=True):
-            if not fine and not bool(grad.isfinite().all()):  # a norm may overflow where no entry does
+            if not fine and not bool(grad.isfinite().all()):  # a norm may overflow although no entry does
                 raise ValueError(
                     f"gradients must be finite. Found that of {name} holds NaN or infinity, and nothing was changed: "
                     "skip this batch, or take a smaller lr"
                 )
 
     def _warn_of_clipping(self, size: float) -> None:
-        """Warn once if the gradients have norm 1 at two steps in a row, as those have that a trainer clips to 1."""
+        """Warn once if the gradients have norm 1 at two steps in a row, as if a trainer had clipped them to 1."""
         clipped = abs(size - 1) < CLIPPED and len(self._of_pairs) > 0
         self._clipped = self._clipped + 1 if clipped else min(self._clipped, WARNED) * (self._clipped >= WARNED)
         if clipped and self._clipped == WARNED:
@@ -278,9 +278,9 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         chosen = check_whole(self._symmetries.pairs, required)
         for pair in chosen:
             _require_one_place(pair, params, place)
-        self._trained = required  # only now: what is refused is refused again
+        self._trained = required  # set only now, so that a refused pair is refused again
         ones = {name: torch.ones_like(params[name]) for pair in chosen for name in pair.names}
-        self._outside = scales_outside(chosen, ones)  # refuses pairs that share elements
+        self._outside = scales_outside(chosen, ones)  # raises if pairs share elements
         self._owned = ones.keys() - self._outside.keys()
 
         def apart(pair: SymmetricPair) -> tuple[object, ...]:
@@ -298,9 +298,9 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
         self._batches = self._batched()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of an optimizer of the same model; ValueError, with nothing changed, if it is of another.
+        """Load the state of an optimizer of the same model; ValueError, with nothing changed, if it is of another.
 
-        What is remembered of pairs has their names and shapes.
+        The state of pairs must have their names and shapes.
         """
         kind = type(self).__name__
         for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
@@ -324,7 +324,7 @@ class QuotientOptimizer(torch.optim.Optimizer, abc.ABC):
 
 
 def _require_one_place(pair: SymmetricPair, params: Params, place: Mapping[str, int]) -> None:
-    """Raise ValueError for a pair that cannot be read as one tensor, or has no product of its rank."""
+    """Raise ValueError if a pair cannot be read as one tensor, or has more columns than rows."""
     kinds = {f"{params[name].dtype} on {params[name].device}" for name in pair.names}
     if len({place[name] for name in pair.names}) > 1:
         reason = f"in one group of parameters. Found {', '.join(pair.names)} in several: put them together"

@@ -1,4 +1,4 @@
-"""Minimise the loss at the end of the first step of ascent: sharpness-aware minimisation in any geometry."""
+"""Minimize the loss after the first step of ascent: sharpness-aware minimization in any geometry."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Closure = Callable[[], Any]
 
 @final
 class SAM(torch.optim.Optimizer):
-    """Step an optimizer along the gradients at w + xi, where |xi| = radius and xi rises most steeply from w.
+    """Step an optimizer along the gradients at w + xi, with |xi| = radius and xi the steepest ascent from w.
 
-    xi is the first step of the ascent that measures worst-case sharpness, in the same coordinates: `Euclidean()` is SAM
-    (Foret et al., arXiv 2010.01412), `Adaptive(0.01)` has the ball of ASAM (Kwon et al., arXiv 2102.11600) for all
-    parameters alike, biases too, `Quotient("mix", symmetries=...)` follows the second-order geodesic of every pair (or
-    what `geodesic` says), all other weights being measured as `Adaptive` does. What it steps to does not depend on the
-    representative of a pair, if the base's steps do not: `QuotientSGD` or `QuotientAdam`.
+    xi is the first step of the ascent that measures worst-case sharpness, in the same coordinates. `Euclidean()` gives
+    SAM (Foret et al., arXiv 2010.01412). `Adaptive(0.01)` has the ball of ASAM (Kwon et al., arXiv 2102.11600) for all
+    parameters alike, including biases. `Quotient("mix", symmetries=...)` follows the second-order geodesic of every
+    pair (or the one set by `geodesic`), and treats all other weights as `Adaptive` does. Its steps do not depend on the
+    representative of a pair if the steps of the base do not: use `QuotientSGD` or `QuotientAdam`.
 
-    base: the optimizer, whose groups, state and `state_dict` these are. model: whose parameters the base steps. radius:
-    in the geometry's norm; parameters that the base does not step stay. Buffers, such as running statistics, see both
-    passes. The geometry's symmetries are given (`symmetries=find_symmetries(model, batch)`); pairs of theirs count,
-    where the weights are, and nothing else.
+    base: the optimizer; its groups, state and `state_dict` are shared. model: the model whose parameters the base
+    steps. radius: in the geometry's norm; parameters that the base does not step are not perturbed. Both passes update
+    buffers, such as running statistics. The geometry must be given its symmetries
+    (`symmetries=find_symmetries(model, batch)`). Only their pairs are quotiented out, at the current weights.
 
-    A step takes two passes, `step(closure)`, where the closure sets gradients to zero, computes the loss (of all
-    micro-batches, if there are several) and calls backward. With a gradient scaler, or for a loop of one's own, the
-    second pass goes into `with sam.perturbed():`, and the base steps afterwards.
+    A step, `step(closure)`, takes two passes. The closure sets gradients to zero, computes the loss (of all
+    micro-batches, if there are several) and calls backward. With a gradient scaler, or in a custom loop, run the second
+    pass in `with sam.perturbed():`, and step the base afterwards.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SAM(torch.optim.Optimizer):
         own = {id(p) for p in model.parameters()}
         if any(id(p) not in own for group in base.param_groups for p in group["params"]):
             raise ValueError("base must step parameters of the model. Found some that are none of its: make it anew")
-        measured_parameters(model)  # refuses what cannot be measured
+        measured_parameters(model)  # raises if they cannot be measured
         geometry.tangent_space_in_place(model)
         super().__init__(base.param_groups, base.defaults)
         self._share()
@@ -66,12 +66,12 @@ class SAM(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def _share(self) -> None:
-        """Have the groups and the state of the base, also if these are others than before."""
+        """Share the groups and the state of the base, also if the base has replaced them."""
         self.param_groups, self.state = self.base.param_groups, self.base.state
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """Make one step, and return what the closure returned at the weights before it."""
+        """Make one step, and return the closure's result at the weights before it."""
         if closure is None:
             raise ValueError(
                 "a step takes two passes, so step(closure) needs a closure that computes the loss and gradients; or "
@@ -86,10 +86,10 @@ class SAM(torch.optim.Optimizer):
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
-        """Move the weights to w + xi by the gradients they hold; on leaving, however, they are w again, bit for bit.
+        """Move the weights to w + xi by their current gradients; on every exit restore w, bit for bit.
 
-        They stay w where all gradients are 0 or one is not finite, as those of a scaled loss may be: there is no
-        direction to go.
+        The weights stay at w if all gradients are 0, or if one is not finite, as may happen with a scaled loss: there
+        is no direction of ascent.
         """
         self._share()
         params = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -104,7 +104,7 @@ class SAM(torch.optim.Optimizer):
                     p.copy_(kept[name])
 
     def _rise(self, params: dict[str, torch.Tensor]) -> None:
-        """Move the parameters to the end of the first step of ascent, if there is such."""
+        """Move the parameters to the end of the first step of ascent, if there is one."""
         stepped = {id(p) for group in self.base.param_groups for p in group["params"]}
         named = dict(self._model.named_parameters())
         grads = {name: named[name].grad if id(named[name]) in stepped else None for name in params}
@@ -129,7 +129,7 @@ class SAM(torch.optim.Optimizer):
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the state of another base of this kind."""
+        """Load the state of another base of this kind."""
         self.base.load_state_dict(state_dict)
         self._share()
 

@@ -1,4 +1,4 @@
-"""Step on the quotient: gradients in orthonormal coordinates, the way there, and what becomes of momentum."""
+"""Step on the quotient: gradients in orthonormal coordinates, the steps of factors, the transport of momentum."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from quotient_manifolds.linalg import pair_frame, triangle
 
 Both = tuple[Tensor, Tensor]
-"""A matrix for G and one for H, (heads, h, h) in float64; numbers (heads, 1, 1) where h = 1 and for complex pairs."""
+"""A matrix for G and one for H, (heads, h, h) in float64; numbers (heads, 1, 1) if h = 1 and for complex pairs."""
 
 CROOKED = 10.0
-"""How many times the rounding of balanced factors those of a pair may have before it is moved."""
+"""A pair is moved to another representative if it rounds by more than this many times as much as balanced factors."""
 
 FLOOR = 1e-7
 """Singular values of G H^T below this, relative to the largest, count as 0."""
@@ -24,14 +24,14 @@ FLOOR = 1e-7
 @final
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Hold factors x (heads, n + m, h), G stacked on H, their frame, and how the metric weighs singular directions.
+    """Hold factors x (heads, n + m, h), G stacked on H, their frame, and the metric's weights of singular directions.
 
     A function of G H^T with the gradient M has gradients M H and M^T G in the factors. In the coordinates
-    M right s^(1-t) and M^T left s^(1-t) the metric is the Euclidean one: t = 1 for `mix`, 0 for `inv`. Where a singular
-    value is 0 the power is that of 1: there `inv` steps as `mix` does, for in its own metric the place is infinitely
-    far away, and its gradient 0.
+    M right s^(1-t) and M^T left s^(1-t) the metric is Euclidean, with t = 1 for `mix`, 0 for `inv`. If a singular value
+    is 0, the power is 1. There `inv` steps as `mix` does, because in its own metric such points are infinitely far
+    away, and its gradient is 0.
 
-    complex: the h = 2 columns are real and imaginary part. ValueError for factors that are not finite.
+    complex: the h = 2 columns are real and imaginary part. Raises ValueError if factors are not finite.
     """
 
     x: Tensor
@@ -53,10 +53,10 @@ class Point:
 
     @cached_property
     def _frame(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute s (heads, h), 0 where it is no more than rounding, and bases: H to_G = right and G to_H = left.
+        """Compute s (heads, h), with 0 for values within rounding, and bases: H to_G = right and G to_H = left.
 
-        A velocity z right^T of the product is z to_G^T in G. What lacks in G is measured as `mix` does, and is 0 in
-        to_H; for H alike.
+        A velocity z right^T of the product is z to_G^T in G. Directions that G lacks are measured as in `mix`, and are
+        0 in to_H; for H alike.
         """
         frame, lost = pair_frame(*self._triangles, floor=FLOOR, unit=torch.finfo(self.x.dtype).eps, triangular=True)
         to_G = torch.where(lost[:, None, :], frame.from_left.mT, frame.to_right)
@@ -70,7 +70,7 @@ class Point:
 
     @cached_property
     def _bases(self) -> Both:
-        """Compute what takes gradients to coordinates, and transposed coordinates to velocities."""
+        """Compute the matrices that map gradients to coordinates; transposed, they map coordinates to velocities."""
         _, to_G, to_H = self._frame
         return to_G * self._weight[:, None, :], to_H * self._weight[:, None, :]
 
@@ -79,13 +79,13 @@ class Point:
         return applied(covector, self.n, self._bases, out)
 
     def stepped(self, z: Tensor, lr: float, shrink: float = 1.0) -> tuple[Tensor, Both]:
-        """Return the factors after the step -lr z, first scaled by `shrink`; and the step of each, z on_G and z on_H.
+        """Return the factors, scaled by `shrink`, after the step -lr z, and (on_G, on_H): the steps are z on_G, z on_H.
 
-        The step of G is straight. So is that of H, whose part along a singular value s is s / (s + d) of the whole,
-        with d the spectral norm of the step of G. It is divided by s, and where s is smaller than the step, the product
-        of both steps would outgrow either; so it is at most as large as the whole step of H.
+        Both steps are straight. The step of H along a singular value s is shortened by s / (s + d), with d the spectral
+        norm of the step of G. It is divided by s; if s is smaller than d, the product of both full steps would outgrow
+        either. The shortened product is at most as large as the full step of H.
 
-        ValueError for a step that overflows.
+        Raises ValueError if a step overflows.
         """
         s, (on_G, on_H), u = self._frame[0], self._bases, z[:, : self.n]
         gram = (u.mT @ u).double() * self._weight[:, :, None] * self._weight[:, None, :]
@@ -98,10 +98,10 @@ class Point:
         return end, on
 
     def carried(self, covector: Tensor, z: Tensor, on: Both, shrink: float = 1.0) -> Tensor:
-        """Return a remembered gradient, as M H and M^T G, after the step that `stepped` made of z; in place of z.
+        """Transport a remembered gradient, M H and M^T G, along the step that `stepped` made of z; overwrites z.
 
-        Of M are known M right and M^T left, its products with the spans of H and of G; with what these spans become
-        they are M right right^T H and M^T left left^T G, each row by itself: a row without gradient stays without.
+        Only the products of M with the spans of H and G, M right and M^T left, are known. For the new H and G they give
+        M right right^T H and M^T left left^T G. Each row is transported by itself: a row of zeros remains 0.
         """
         _, to_G, to_H = self._frame
         (G, H), (u, w) = _halves(self.x, self.n), _halves(z, self.n)
@@ -112,7 +112,7 @@ class Point:
         return applied(covector, self.n, (by_G, by_H), z)
 
     def _linear(self, A: Tensor) -> Tensor:
-        """Return a^H b for A = a^T b (heads, 2, 2) where columns are real and imaginary part; else A itself."""
+        """Return a^H b for A = a^T b (heads, 2, 2) if columns are real and imaginary part; else A itself."""
         A = A.double()
         if not self.complex:
             return A
@@ -120,11 +120,11 @@ class Point:
         return torch.stack([torch.stack([re, im], dim=-1), torch.stack([-im, re], dim=-1)], dim=-2)
 
     def to_balanced(self) -> Both | None:
-        """Return T and T^-T with which (G T, H T^-T) is of good condition, for pairs that need it; None if none does.
+        """Return T and T^-T such that (G T, H T^-T) is well conditioned, for pairs that need it; None if no pair does.
 
-        Those are pairs whose factors all but cancel in their product: |G| |H| > CROOKED sqrt(h) |G H^T|, which is how
-        many times the rounding of a balanced pair theirs is. Where a singular value is 0 the columns of the factor of
-        full rank keep their size. A pair in which both lack rank stays.
+        These are pairs whose factors almost cancel in their product: |G| |H| > CROOKED sqrt(h) |G H^T|, so that they
+        round by more than CROOKED times as much as a balanced pair. If a singular value is 0, the columns of the factor
+        of full rank keep their size. A pair in which both factors lack rank does not change.
         """
         s, to_G, to_H = self._frame
         sizes = [torch.linalg.matrix_norm(R) for R in self._triangles]
@@ -151,7 +151,7 @@ def applied(x: Tensor, n: int, on: Both, out: Tensor | None = None) -> Tensor:
 
 
 def _times(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return a b of matrices, of which one may be a number (heads, 1, 1)."""
+    """Return the product a b of matrices, one of which may be a number (heads, 1, 1)."""
     return torch.mul(a, b, out=out) if 1 in (a.shape[-1], b.shape[-1]) else torch.bmm(a, b, out=out)
 
 
@@ -160,7 +160,7 @@ def _halves(x: Tensor, n: int) -> Both:
 
 
 def _require_finite(x: Tensor) -> None:
-    """Raise ValueError for a step that is NaN or infinite, or so near to it that its entries cannot be added up."""
+    """Raise ValueError if a step is NaN or infinite, or so large that the sum of its entries overflows."""
     if not bool(x.sum().isfinite()):
         raise ValueError(
             "steps of pairs must be finite. Found one that overflows, and nothing was changed: go back to an earlier "

@@ -1,4 +1,4 @@
-"""Compare the activations of two models on the channels of streams that rotations turn."""
+"""Compare the activations of two models on the channels of streams that rotations act on."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ def moments_of(
     symmetries: Sequence[Symmetry | None],
     *params: Params,
 ) -> list[Tensor | None]:
-    """Return for each symmetry the sum of a b^T over activations b of the first model and a of the second, there."""
+    """Return, for each symmetry, the moments sum a b^T of activations b of the first model and a of the second.
+
+    The moments of each module are normalized and added; None if no module contributes.
+    """
     seen = []
     for model, own in zip(models, params, strict=True):
         found = list[tuple[int, Tensor]]()
 
         def watched(copied: nn.Module, batch: Any, found: list[tuple[int, Tensor]] = found) -> Any:
-            found.clear()  # of a run that failed
+            found.clear()  # a failed run may have left entries
             for k, symmetry in enumerate(symmetries):
                 for algebra, _, placed in symmetry.blocks if symmetry is not None else ():
                     for rows, at, writes in placed if symmetry is not None and algebra.n == symmetry.shape[0] else ():
@@ -47,7 +50,7 @@ def moments_of(
 
 
 def unit(moment: Tensor) -> Tensor:
-    """Return a matrix of length 1, or 0."""
+    """Scale a matrix to norm 1; return 0 unchanged."""
     return moment / torch.linalg.matrix_norm(moment).clamp_min(torch.finfo(moment.dtype).tiny)
 
 
@@ -61,7 +64,7 @@ def _record(
     args: Any,
     output: Any,
 ) -> None:
-    """Record what a module gives, or takes, on the channels of a wire that it writes, or reads."""
+    """Record a module's output or input on the channels of a wire, depending on whether it writes or reads them."""
     index = torch.stack(torch.unravel_index(rows.places[at], rows.shape))  # (axes, channels, columns)
     axes = [n for n, each in enumerate(index) if bool((each == each[:, :1]).all())]
     x = output if writes else next(iter(args), None)

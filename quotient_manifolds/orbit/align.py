@@ -1,4 +1,4 @@
-"""Align two models: an element of the symmetry group that brings the weights of one near to those of the other."""
+"""Align two models: find an element of the symmetry group that brings the weights of one close to the other's."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from quotient_manifolds.symmetries.groups import Permutation, Symmetry
 from quotient_manifolds.symmetries.outputs import ModelOutputs, relative_change
 
 ROUNDS = 30
-INSIDE = (0.25, 0.5, 0.75)  # of the path: where its loss is evaluated when it is lowered
+INSIDE = (0.25, 0.5, 0.75)  # the points of the path at which the loss is minimized
 EXACT, TRIES = 1e-13, 3
-SETTLED = 1e-4  # relative, of the distance: what a round has to gain
-UNDONE = 1e-8  # relative, of the distance: what rounding may leave of steps and back
-WEIGHTS = 1e-2  # of what weights say of a rotation beside activations
+SETTLED = 1e-4  # the least relative decrease of the distance in a round
+UNDONE = 1e-8  # the relative distance that rounding may leave after steps and their inverse
+WEIGHTS = 1e-2  # the share of weights in the choice of a rotation, beside activations
 By: TypeAlias = Literal["activations", "weights"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Alignment(Moved):
-    """Hold a model that was moved along its orbit towards another, by the distance of all parameters.
+    """Hold a model that was aligned to another one along its orbit.
 
-    before, distance: of the model as it was and as it is from the other, relative to the norm of that: 0, up to
-    rounding, where the element that leads to the other was found.
-    path: of the loss along the path, where the alignment was refined.
+    before, distance: the distance of all parameters from the other model's, before and after alignment, relative to the
+    norm of the other's. It is 0 up to rounding if a group element that leads to the other model was found. path: the
+    mean loss on the path, at each step of its minimization, if a loss was given.
     """
 
     before: float
@@ -71,26 +71,27 @@ def align(
     learning_rate: float = 0.01,
     progress: Progress | None = None,
 ) -> Alignment:
-    """Move `model` along its symmetry orbit towards the weights of another model, where no step brings it nearer.
+    """Transform `model` along its symmetry orbit until no step brings its weights closer to another model's.
 
-    Both have the same architecture, of which only the names and shapes of parameters are checked. Both are brought to
-    the canonical points of their orbits. Then channels are rotated (orthogonal Procrustes, on the activations of both
-    models on the inputs or on weights) and units that `find_permutations` finds are assigned to each other, with their
-    buffers. Last, what led the other model to its canonical point is undone, and Gauss-Newton fits the continuous group
-    at once. Where a stream has no rotation, as in post-norm blocks, its channels are permuted only.
+    Both must have the same architecture; only the names and shapes of parameters are checked. First, both are brought
+    to the canonical points of their orbits. Then channels are rotated (orthogonal Procrustes, on the activations of
+    both models on the inputs, or on weights), and the units that `find_permutations` finds are assigned to each other,
+    with their buffers. Last, the other model's canonicalization is undone, and Gauss-Newton fits all continuous
+    symmetries at once. If a stream has no rotation, as in post-norm blocks, its channels are only permuted.
 
-    inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss: with it, and batches, Adam goes on
-    from there for so many steps, on the mean of loss(model, batch) at points of the straight path between the two, over
-    the continuous group. [Ainsworth et al., 2209.04836; Theus et al., 2506.22712]
+    inputs, symmetries, held_out, evaluate, condition: as for `descend_orbit`. loss, batches: if given, Adam continues
+    for `steps` steps over the continuous group. It minimizes the mean of loss(model, batch) at points of the straight
+    path between the two models. [Ainsworth et al., 2209.04836; Theus et al., 2506.22712]
 
-    Two points of one orbit are aligned up to rounding. In 14 of 400 small networks and 3 of 51 models that were tried,
-    mostly by weights, they are not: where a weight without a bias reads a norm whose bias is 0 or another place that
-    has no unique canonical point (so may the first factor of a LoRA adapter), channels whose gains differ in sign
-    change places, or units along both axes of one weight do.
-    Two models that were trained from different seeds get nearer, and in our studies the path between them lower; their
-    mean is in general worse than either, so this is no way to average models.
+    Two points of one orbit are aligned up to rounding. Exceptions were 14 of 400 small networks and 3 of 51 models that
+    were tried, mostly by weights. Some have places without a unique canonical point, such as a weight without a bias
+    after a norm whose bias is 0, or the first factor of a LoRA adapter. In others, channels whose gains differ in sign
+    are exchanged, or units along both axes of one weight.
 
-    ValueError for models whose parameters differ in name or shape, and where the function changes on any of the inputs.
+    Two models trained from different seeds get closer, and in our studies the loss on the path between them decreases.
+    Their mean is in general worse than either model, so do not use this to average models.
+
+    Raises ValueError if parameters differ in name or shape, or if the function changes on any of the inputs.
     """
     check_alike(model, to)
     check_one_of("by", by, get_args(By))
@@ -108,7 +109,7 @@ def align(
         check_weights(each, each)
     symmetries = verified(model, inputs, symmetries, evaluate)
     permutations = find_permutations(model, inputs, evaluate=evaluate) if permutations is None else permutations
-    held = own.keys() & other.keys() & {*parameters(model), *model.state_dict()}  # other buffers are made, not saved
+    held = own.keys() & other.keys() & {*parameters(model), *model.state_dict()}  # other buffers are derived, not saved
     permutations = [each for each in permutations if held.issuperset(each.names)]
     with torch.no_grad():
         seen = partial(moments_of, (model, to), inputs, evaluate) if by == "activations" else None
@@ -140,15 +141,15 @@ def _between(other: Params, t: float, params: Params) -> Params:
 def same_function(
     a: nn.Module, b: nn.Module, inputs: Any, *, tolerance: float = 1e-6, **options: Any
 ) -> tuple[Literal["same", "different", "same outputs here, no element found"], float]:
-    """Return whether two models of one architecture are one function, as far as is found, and how far apart they are.
+    """Return whether two models of one architecture are found to be the same function, and how far apart they are.
 
-    "same": they are on one orbit, as the weights of b aligned to a agree with a's up to `tolerance`, relative; the
-    number is this distance. "different": outputs on the inputs differ by the number, relative. Else no element of the
-    group was found that leads from one to the other, and the number is the distance that is left, the larger one of
-    parameters and floating-point buffers. tolerance: that of models in float64; in float32 rounding alone may exceed
-    it, so give 1e-4. options: of `align`.
+    "same": both are on one orbit, because the weights of b aligned to a agree with a's up to the relative `tolerance`;
+    the number is their distance. "different": the number is the relative difference of the outputs on the inputs.
+    Otherwise no group element was found that maps one to the other, and the number is the remaining distance, the
+    larger one of parameters and floating-point buffers. tolerance: the default is for models in float64; in float32
+    rounding alone may exceed it, so give 1e-4. options: arguments of `align`.
 
-    Warns of buffers that differ, by name, after what permutations of units change of them.
+    Warns of buffers, by name, that still differ after units have been permuted.
     """
     check_alike(a, b)
     check_number("tolerance", tolerance)
@@ -183,15 +184,14 @@ def quotient_distance(
 ) -> float:
     """Compute the distance of two models of one architecture on the quotient by their continuous symmetries.
 
-    (sum over pairs of dist(x_a, x_b)^2 + |w_a - w_b|^2)^(1/2): dist is the length of the geodesic of the metric between
-    the orbits of a pair, w all other numbers where both models are at their canonical points. It is the same from any
-    point of either orbit where these are unique. Permutations are no part of the quotient: `align` models of different
-    seeds before.
-    symmetries, evaluate, progress: as for `align`.
+    This is (sum over pairs of dist(x_a, x_b)^2 + |w_a - w_b|^2)^(1/2). dist is the length of the metric's geodesic
+    between the orbits of a pair, and w are all other parameters at the canonical points of both models. The distance
+    depends on the two orbits only, if their canonical points are unique. Permutations are not quotiented out: `align`
+    models of different seeds first. symmetries, evaluate, progress: as for `align`.
 
-    `GeodesicError` where a pair is so far from the other that no geodesic is found: the distance is for models that are
-    near, as before and after fine-tuning. NotImplementedError for rotary pairs, which have no logarithm. ValueError for
-    models whose parameters differ in name or shape, and for pairs that have lost rank.
+    Raises `GeodesicError` if two pairs are so far apart that no geodesic is found: the distance is meant for models
+    that are close, as before and after fine-tuning. Raises NotImplementedError for rotary pairs, which have no
+    logarithm. Raises ValueError if parameters differ in name or shape, or if a pair has lost rank.
     """
     check_alike(a, b)
     symmetries = verified(a, inputs, symmetries, evaluate)
@@ -208,10 +208,10 @@ def quotient_distance(
 
 
 class _Aligner:
-    """Bring parameters nearer and nearer to others, by elements of one symmetry after the other.
+    """Bring parameters closer and closer to others, by elements of one symmetry after the other.
 
-    Both go to the canonical points of their orbits first, so that orthogonal elements and permutations are what is
-    between them; then what led the other there is undone, and Gauss-Newton fits all at once.
+    Both are brought to the canonical points of their orbits first, so that only orthogonal elements and permutations
+    separate them. Then the other's canonicalization is undone, and Gauss-Newton fits all symmetries at once.
     """
 
     def __init__(
@@ -237,10 +237,10 @@ class _Aligner:
         self._compared = wide if any(name in wide for each in self._groups for name in each.names) else {*axes}
 
     def element(self, progress: Progress | None) -> GroupElement:
-        """Return the group element that brings the one nearest to the other: permutations act last.
+        """Return the group element that brings the parameters closest to the others; permutations act last.
 
-        Symmetries were found with the model's own buffers, which permutations move; so they act between the model and
-        the other with its units in the order of the model's.
+        Symmetries were found with the model's own buffers, which permutations change. So symmetries act between the
+        model and the other model with its units in the model's order.
         """
         orders, there = GroupElement(), self._other
         for number in range(TRIES + 1):
@@ -258,12 +258,12 @@ class _Aligner:
         return GroupElement((*steps, *orders.steps))
 
     def _search(self, there: Params, several: Sequence[Units]) -> None:
-        """Find orders of units, and what brings parameters near to others that are in these orders."""
+        """Find orders of units, and steps that bring the parameters close to the others in these orders."""
         (self._here, first), (self._there, last) = self._at, canonical_with_steps(self._groups, there)
         self._moments = self._activations(first, last, there)
         self._steps, self._orders = [*first], list[tuple[Permutation, Tensor]]()
         for units in several:
-            if units.exchanged:  # gains are brought to 1, or -1; matrices do the rest
+            if units.exchanged:  # gains are 1 or -1 at the canonical point; matrices do the rest
                 self._assign(units, {*self._there})
         several = [units for units in several if not units.exchanged]
         self._in_order(several)
@@ -278,7 +278,7 @@ class _Aligner:
         self._steps += [(each, each.bounded(value, self._condition)) for each, value in back]  # type: ignore[union-attr]
 
     def _activations(self, first: Steps, last: Steps, there: Params) -> list[Tensor | None]:
-        """Return what activations say of matrices that weights cannot tell by their lengths: rotations."""
+        """Return the moments of activations for rotations, which the lengths of weights cannot determine; else None."""
         if self._seen is None:
             return [None] * len(self._groups)
         here, there = (GroupElement(steps).apply(w) for steps, w in ((first, self._own), (last, there)))
@@ -287,7 +287,7 @@ class _Aligner:
         return self._seen(rotations, here, there)
 
     def _in_order(self, several: Sequence[Units]) -> None:
-        """Turn and assign first what meets nothing that is not turned and assigned yet."""
+        """Rotate and assign one by one, first those with the largest share of parameters that no other one acts on."""
         left: dict[int, tuple[tuple[str, ...], tuple[int, ...], Callable[[set[str]], object]]] = {
             k: (each.names, (), partial(self._turn, k)) for k, each in enumerate(self._groups) if each.mixes
         }
@@ -329,15 +329,15 @@ class _Aligner:
         return True
 
     def _only(self, names: set[str]) -> Params:
-        """Return the other parameters, 0 but for those of these names."""
+        """Return the other parameters, with all but these names set to 0."""
         return {name: w if name in names else torch.zeros_like(w) for name, w in self._there.items()}
 
 
 def canonical_with_steps(symmetries: Sequence[Symmetry], params: Params) -> tuple[Params, Steps]:
-    """Return the canonical point of an orbit, and what leads there, in few steps.
+    """Return the canonical point of an orbit, and the steps that lead there, as few as possible.
 
-    Steps to a point that is no point of the orbit go so far that rounding keeps them from being undone; then the
-    parameters themselves are returned.
+    If the limit is not a point of the orbit, steps go so far that rounding prevents undoing them. Then the parameters
+    themselves are returned, without steps.
     """
     try:
         found = canonical(symmetries, params)

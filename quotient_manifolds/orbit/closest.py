@@ -1,4 +1,4 @@
-"""Bring parameters near to those of another model, by Gauss-Newton on the charges."""
+"""Bring parameters close to another model's parameters, by Gauss-Newton on the charges."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from quotient_manifolds.orbit.group import GroupElement, Steps
 from quotient_manifolds.symmetries.groups import Params, Symmetry
 
 ROUNDS = 30
-FAR, HALVINGS = 0.5, 8  # of generators, in one step; of a step
-GAIN = 1e-3  # of the distance: what a step has to gain
-RANK = 1e-14  # of a Gram matrix
-DENSE = 5e7  # numbers of a Jacobian that is held
+FAR, HALVINGS = 0.5, 8  # the largest entry of generators in one step; tries with shorter steps
+GAIN = 1e-3  # the least relative decrease of the distance in a step
+RANK = 1e-14  # relative eigenvalues of a Gram matrix up to this count as 0
+DENSE = 5e7  # the largest number of entries of a Jacobian that is stored
 ITERATIONS, INEXACT = 200, 1e-3  # of LSMR, and its relative error
 
 
 def shortened(steps: Steps, params: Params, there: Params) -> Steps:
-    """Return one step for each symmetry, in place of several, where that leads to the same parameters."""
+    """Return one step for each symmetry, in place of several, if this leads to the same parameters."""
     short = GroupElement(GroupElement(steps).composed)
     apart = max((float((w - there[name]).abs().max()) for name, w in short.apply(params).items()), default=0.0)
     size = max((float(w.abs().max()) for w in there.values()), default=0.0)
@@ -32,9 +32,9 @@ def shortened(steps: Steps, params: Params, there: Params) -> Steps:
 def fitted(
     own: Params, target: Params, symmetries: Sequence[Symmetry], steps: Steps, condition: float, enough: float
 ) -> Steps:
-    """Return steps, and more that bring parameters nearest to others, all at once.
+    """Return the steps, extended by steps over all generators at once that bring parameters closest to the target.
 
-    |x - y|^2 falls by Gauss-Newton over all generators: its slopes are the charges of x with x - y.
+    Gauss-Newton decreases |x - y|^2, whose slopes along the generators are the charges of x with x - y.
     """
     names = [*dict.fromkeys(name for each in symmetries for name in each.names if name in target)]
     entries = sum(own[name].numel() for name in names)
@@ -68,7 +68,7 @@ def fitted(
 
 
 def _nearest(symmetries: Sequence[Symmetry]) -> Callable[[Params, Sequence[str], Tensor], list[Tensor]]:
-    """Return what computes the generators of least norm whose changes of parameters are nearest to r."""
+    """Return a function that computes the generators of least norm whose changes of parameters are closest to r."""
     bases = [each.basis() for each in symmetries]
 
     def solved(here: Params, names: Sequence[str], r: Tensor) -> list[Tensor]:
@@ -88,7 +88,7 @@ def _nearest(symmetries: Sequence[Symmetry]) -> Callable[[Params, Sequence[str],
 
 
 def _about_nearest(symmetries: Sequence[Symmetry], here: Params, names: Sequence[str], r: Tensor) -> list[Tensor]:
-    """Return about the same where a Jacobian has too many numbers, by products with it: tangents, and charges.
+    """Approximate the same generators if the Jacobian is too large, by products with it: tangents and charges.
 
     [Fong and Saunders, LSMR, 1006.0758]
     """

@@ -27,17 +27,18 @@ from quotient_manifolds.symmetries.discovery import find_symmetries
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS, ModelOutputs
 from quotient_manifolds.symmetries.symmetries import check_symmetries
 
-HOLDS = 1e3  # times the rounding noise of the output and the condition of what acts: as much as it may change
-PATIENCE = 20  # steps over which the objective has to fall
-FLAT = 1e-6  # of the objective: slopes far below are rounding, which Adam would take for a direction
+HOLDS = 1e3  # the output may change by this times its rounding noise times the condition number of the element
+PATIENCE = 20  # the number of steps in which the objective has to decrease
+FLAT = 1e-6  # relative to the objective: slopes far below are rounding, which Adam would take for a direction
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Moved:
-    """Hold a model elsewhere on its orbit.
+    """Hold a model at another point of its orbit.
 
-    params: all of them, in the model's precision: `element` applied to the model's. change: of the output on the inputs
-    and those held out, relative, in float64, before parameters are rounded to the model's precision; stored: after it.
+    params: all parameters, in the model's precision: `element` applied to the original ones. change: the relative
+    change of the output on the inputs and those held out, in float64, before parameters are rounded to the model's
+    precision. stored: the same after rounding.
     """
 
     model: nn.Module
@@ -52,16 +53,16 @@ class Moved:
         return self.element.condition
 
     def __repr__(self) -> str:
-        """Return the numbers alone: a model and its parameters fill pages."""
+        """Return the numbers alone, because a model and its parameters would fill pages."""
         shown = [name for name in ("before", "after", "distance", "condition", "change") if hasattr(self, name)]
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name):.3g}' for name in shown)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Descent(Moved):
-    """Hold where an objective is least on an orbit, and its values on the way, the model's own first.
+    """Hold the point where an objective is least on an orbit, and its values during the descent, the model's own first.
 
-    The last value is the objective at `params`, the least one that was met.
+    The last value is the objective at `params`, the best point that was found.
     """
 
     path: tuple[float, ...]
@@ -92,16 +93,17 @@ def descend_orbit(
     condition: float = CONDITION,
     progress: Progress | None = None,
 ) -> Descent:
-    """Find the parameters of the same function at which an objective is least, over the symmetry orbit of a model.
+    """Minimize an objective over the symmetry orbit of a model: find other parameters of the same function.
 
-    objective: `RoundingError`, `Sparsity`, or any function of all named parameters (a dict) that returns a number and
-    is differentiable; with batches a loss(model, batch), of which the mean over batches is taken.
+    objective: `RoundingError`, `Sparsity`, or any differentiable function of all named parameters (a dict) that returns
+    a number. With batches it is a loss(model, batch), whose mean over batches is minimized.
     inputs: as for `find_symmetries`, which finds the symmetries unless they are given.
     held_out: more inputs, on which the function is verified too.
-    Adam with a rate that falls to 0 starts from the identity, for at most so many steps; it ends where 20 steps lower
-    the objective by less than `tolerance`, relative. condition: bound of the condition number of every factor of the
-    group element. The descent computes in float64 for models in float64 and in float32 else; the element that is found
-    is applied in float64. progress(what, done, total) is called after every step.
+
+    Adam starts from the identity, with a learning rate that decreases to 0, and takes at most `steps` steps. It ends
+    when 20 steps lower the objective by less than `tolerance`, relative. condition: a bound on the condition number of
+    every factor of the group element. The descent computes in float64 for models in float64, else in float32; the group
+    element is applied in float64. progress(what, done, total) is called after every step.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(5, 2), torch.nn.Linear(2, 4)).eval()
     >>> x = torch.randn(3, 5)
@@ -109,9 +111,9 @@ def descend_orbit(
     >>> found.after < found.before, torch.allclose(found.model(x), model(x), atol=1e-5)
     (True, True)
 
-    ValueError for a model in train mode, whose outputs cannot be verified, or that no scale, matrix or rotation leaves
-    the same function; for an objective that is not a finite number or not differentiable in what these change; where
-    the function changes on any of the inputs.
+    Raises ValueError if the model is in train mode, because its outputs cannot be verified, or has no symmetry by
+    scales, matrices or rotations. Raises ValueError if the objective is not a finite number or not differentiable in
+    the parameters that these change, or if the function changes on any of the inputs.
     """
     check_model(model)
     check_eval(model)
@@ -159,18 +161,18 @@ def descend_orbit(
 
 
 def tried_on(inputs: Any, held_out: Iterable[Any]) -> list[Any]:
-    """Return the inputs and those held out, on all of which the function is verified."""
+    """Return all inputs on which the function is verified: the inputs and those held out."""
     check_list("held_out", held_out)
     return [inputs, *held_out]
 
 
 def precision(params: Params) -> torch.dtype:
-    """Return float64 where any parameter is in it, and float32 else."""
+    """Return float64 if any parameter is in it, else float32."""
     return torch.float64 if any(w.dtype == torch.float64 for w in params.values()) else torch.float32
 
 
 def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evaluate: Evaluate | None) -> Symmetries:
-    """Return the symmetries given, or those that are found."""
+    """Return the given symmetries, or find them."""
     if symmetries is not None:
         check_symmetries(symmetries)
         check_weights(dict(model.named_parameters()), symmetries.moved)
@@ -179,7 +181,7 @@ def verified(model: nn.Module, inputs: Any, symmetries: Symmetries | None, evalu
 
 
 def moved_by(model: Model, element: GroupElement, batches: Sequence[Any], evaluate: Evaluate | None) -> Moved:
-    """Return the model where a group element takes it; ValueError where its function changes on one of the batches."""
+    """Return the model transformed by a group element; ValueError if its function changes on one of the batches."""
     own, names = state(model), dict(model.named_parameters())
     with torch.no_grad():
         wide = element.apply(own, torch.float64)
@@ -210,7 +212,7 @@ def mean_loss(
     dtype: torch.dtype,
     places: Sequence[Callable[[Params], Params]] = (dict,),
 ) -> list[Objective]:
-    """Return the terms of the mean of a loss(model, batch) over batches and over places that parameters lead to."""
+    """Return the terms of the mean of a loss(model, batch) over batches and over `places`, maps of the parameters."""
     given = listed(batches)
 
     def cast(value: Tensor) -> Tensor:
@@ -224,7 +226,7 @@ def mean_loss(
 
 
 class Terms:
-    """Evaluate a sum of terms of parameters, and its gradient in those of some names; one term's graph is held."""
+    """Evaluate a sum of functions of parameters and its gradient in some of them; only one term's graph is held."""
 
     def __init__(self, terms: Sequence[Objective], own: Params, dtype: torch.dtype) -> None:
         self.terms, self.dtype = terms, dtype
@@ -232,7 +234,7 @@ class Terms:
 
     @torch.enable_grad()
     def __call__(self, params: Params, names: Sequence[str] = ()) -> tuple[float, list[Tensor]]:
-        """Return the value at these parameters and its gradient in those of these names."""
+        """Return the value at these parameters and its gradient in the parameters of these names."""
         leaves = self.own | {name: w.detach().to(self.dtype) for name, w in params.items()}
         chosen = [leaves[name].requires_grad_() for name in names]
         total, grads, depends = 0.0, [torch.zeros_like(w) for w in chosen], not names
@@ -257,9 +259,9 @@ class Terms:
 def minimize(
     group: Group, values: Terms, steps: int, learning_rate: float, tolerance: float, progress: Progress | None
 ) -> tuple[GroupElement, list[float], float]:
-    """Return the group element with the least value met, in float64, the values on the way, and the least.
+    """Return the group element of the least value met, in float64, all values in order, and the least value.
 
-    Adam moves by exp(X) of each symmetry, X made of the charges of the gradient: the slopes along its generators.
+    Adam steps by exp(X) of each symmetry. It makes X from the charges of the gradient, the slopes along the generators.
     """
     if not group.symmetries:  # the identity alone
         return group.start, [], math.inf
@@ -276,7 +278,7 @@ def minimize(
                 raise ValueError(f"the objective must be a finite number. Found {value} at the model's own parameters.")
             break
         charges = walk.charges(dict(zip(names, grads, strict=True)))
-        if not step:  # small beside the slope, whatever the unit of the objective
+        if not step:  # eps is small compared with the slopes, in any unit of the objective
             squares = torch.cat([C.square().flatten() for C in charges])
             eps = max(1e-8 * min(1.0, float(squares.mean().sqrt())), FLAT * abs(value)) or 1e-8
         first = [m.lerp(C, 0.1) for m, C in zip(first, charges, strict=True)]

@@ -1,4 +1,4 @@
-"""Hold elements of a model's symmetry group as steps, and parametrize its connected part by generators."""
+"""Represent elements of a model's symmetry group as steps, and parametrize its identity component by generators."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from quotient_manifolds.symmetries.groups import Params, Permutation, Symmetry
 
 Acting: TypeAlias = Symmetry | Permutation
 Steps: TypeAlias = tuple[tuple[Acting, Tensor], ...]
-CONDITION = 1e3  # of a group element, at most
+CONDITION = 1e3  # the default bound on the condition number of a group element
 
 
 @dataclass(frozen=True, eq=False)
 class GroupElement:
-    """Hold an element of a model's symmetry group, as elements of single groups that act one by one.
+    """Hold an element of a model's symmetry group, as elements of single groups that act one after another.
 
-    steps: symmetries, or permutations, and what acts, in this order: A (n, n) of a gauge, log-scales, what a
-    translation adds, the order of units.
+    steps: (symmetry or permutation, its group element), in the order of action. The latter is A (n, n) of a gauge,
+    log-scales, the numbers that a translation adds, or the order of units.
     """
 
     steps: Steps = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters and buffers that it changes, each once."""
+        """Return the names of parameters and buffers that the element changes, each once."""
         return names_of(symmetry for symmetry, _ in self.steps)
 
     def apply(self, params: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Params:
-        """Return all parameters, those that change as new tensors; the dict's tensors stay as they are.
+        """Return all parameters after the action, changed ones as new tensors; the given tensors are not modified.
 
-        Buffers that change are among them, as statistics of a norm whose channels change places are. Computed in
-        float64. dtype: of parameters that change, by default their own, to which they are rounded once, after all
-        steps. ValueError for a missing parameter or buffer, and one of another shape.
+        Buffers may change, too, such as the statistics of a norm whose channels are permuted. Computed in float64.
+        dtype: the dtype of changed parameters, by default their own; they are rounded once, after all steps. Raises
+        ValueError if a parameter or buffer is missing or has another shape.
         """
         names = set(self.names)
         moved = {name: w.to(torch.float64, copy=True) if name in names else w for name, w in params.items()}
@@ -48,7 +48,7 @@ class GroupElement:
 
     @property
     def composed(self) -> Steps:
-        """Return what acts with each symmetry, one after another's steps in one, between permutations that move it.
+        """Return steps in which each symmetry acts once between permutations of its entries: its steps are composed.
 
         The order of different symmetries is lost.
         """
@@ -68,9 +68,9 @@ class GroupElement:
 
     @property
     def conditions(self) -> dict[str, float]:
-        """Return the condition number of what acts, by the parameters that it moves: of matrices; the ratio of scales.
+        """Return condition numbers by the names of changed parameters: of matrices, or the ratio of scales; else 1.
 
-        1 for the rest. Where a symmetry acts before and after a permutation of its units, an upper bound.
+        An upper bound if a symmetry acts before and after a permutation of its units.
         """
         every = [(symmetry, symmetry.condition(value.detach())) for symmetry, value in self.composed]
         bounds: dict[str, float] = {}
@@ -81,7 +81,7 @@ class GroupElement:
 
     @property
     def condition(self) -> float:
-        """Return the largest condition number of what acts."""
+        """Return the largest of the condition numbers."""
         return max(self.conditions.values(), default=1.0)
 
     @property
@@ -91,12 +91,12 @@ class GroupElement:
 
 
 def _exchanges(one: Acting, other: Acting) -> bool:
-    """Return whether the first changes the places of what the other moves."""
+    """Return whether the first permutes parameters that the other changes."""
     return isinstance(one, Permutation) and not set(one.names).isdisjoint(other.names)
 
 
 def names_of(symmetries: Iterable[Acting]) -> tuple[str, ...]:
-    """Return the parameters that symmetries change, each once."""
+    """Return the names of parameters that symmetries change, each once."""
     return tuple(dict.fromkeys(name for each in symmetries for name in each.names))
 
 
@@ -107,13 +107,13 @@ def check_condition(bound: object) -> None:
 
 
 class Group:
-    """Parametrize the connected group of a model's symmetries by generators, 0 at the identity.
+    """Parametrize the identity component of a model's symmetry group by generators, which are 0 at the identity.
 
-    Elements are exp(X) of each symmetry, one after another, with X made shorter so that the condition number stays
-    below the bound.
+    Elements act by exp(X) of each symmetry, one after another. X is shortened so that the condition number stays below
+    the bound.
 
-    fold: bring gains that scales can change to 1 first, and leave them there. moves: which symmetries act, by default
-    all.
+    fold: first bring gains that scales can change to 1, and keep them there. moves: selects the symmetries that act, by
+    default all.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Group:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the parameters that the group changes, each once."""
+        """Return the names of parameters that the group changes, each once."""
         return names_of((*(symmetry for symmetry, _ in self.start.steps), *self.symmetries))
 
     def zeros(self, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -141,23 +141,23 @@ class Group:
         return [torch.zeros(each.shape, dtype=dtype, requires_grad=True) for each in self.symmetries]
 
     def element(self, numbers: Iterable[Tensor]) -> GroupElement:
-        """Return the group element of tensors of the shapes of generators; differentiable."""
+        """Return the group element of tensors with the shapes of generators; differentiable."""
         every = zip(self.symmetries, self.projected(numbers), strict=True)
         return GroupElement((*self.start.steps, *((each, each.exp(self._within(each, X))) for each, X in every)))
 
     def projected(self, numbers: Iterable[Tensor]) -> list[Tensor]:
-        """Return the generators nearest to tensors of their shapes."""
+        """Project tensors onto the generators of their symmetries."""
         return [each.project(X.double()) for each, X in zip(self.symmetries, numbers, strict=True)]
 
     def _within(self, symmetry: Symmetry, X: Tensor) -> Tensor:
-        """Return a generator along X, so short that exp(X) keeps the bound."""
+        """Shorten a generator X so that exp(X) keeps the bound on the condition number."""
         most = math.log(self.condition) / 2
         size = symmetry.stretching(X).square().sum().clamp(min=1e-30).sqrt()
         return X * (most * (size / most).tanh() / size)
 
 
 class Walk:
-    """Move parameters along generators of a group, in float64, and hold the element that leads to where they are."""
+    """Transform parameters along generators of a group, in float64, and hold the group element that has acted."""
 
     def __init__(self, group: Group, params: Mapping[str, Tensor]) -> None:
         self.group = group
@@ -168,12 +168,12 @@ class Walk:
 
     @property
     def element(self) -> GroupElement:
-        """Return the element that has acted."""
+        """Return the group element that has acted so far."""
         return GroupElement((*self.group.start.steps, *zip(self.group.symmetries, self.values, strict=True)))
 
     @property
     def params(self) -> Params:
-        """Return where they are."""
+        """Return the current parameters."""
         return {name: w.detach() for name, w in self._places[-1].items()}
 
     @torch.enable_grad()
@@ -183,9 +183,9 @@ class Walk:
             self._places.append(symmetry.act(self._places[-1], value))
 
     def charges(self, slope: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the slopes of a function along the generators of each symmetry, from its slope in the parameters.
+        """Return the slopes of a function along the generators of each symmetry, from its gradient in the parameters.
 
-        Each generator acts where its symmetry does, between those before and those after it, which need not commute.
+        A generator acts at the place of its symmetry in the sequence, because symmetries need not commute.
         """
         ends = [self._places[-1][name] for name in slope]
         asked = [(k, name) for k, each in enumerate(self.group.symmetries, 1) for name in each.names]
@@ -208,7 +208,7 @@ class Walk:
 
 
 def folded(symmetries: Iterable[Symmetry], params: Mapping[str, Tensor]) -> GroupElement:
-    """Return the element that brings gains to 1 that log-scales can change."""
+    """Return the group element that brings all gains to 1 that log-scales can change."""
     steps = []
     for symmetry in symmetries:
         z = symmetry.identity

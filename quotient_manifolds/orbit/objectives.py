@@ -1,4 +1,4 @@
-"""Objectives of weights alone: the error that rounding makes, and what is lost by pruning small weights."""
+"""Define objectives of weights alone: the error of rounding, and the cost of pruning small weights."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from quotient_manifolds.symmetries.groups import Symmetry
 
 Objective = Callable[[Params], Tensor]
 CLIPPED = torch.linspace(0.4, 1.0, 25).tolist()
-"""Ranges that are tried where rounding clips, relative to the largest weight."""
+"""The ranges to try if rounding clips, relative to the largest weight."""
 
 
 class WeightObjective(ABC):
     """Measure weights: parameters of two or more axes, by default all that the symmetry group changes.
 
-    Gains of norms are 1 where weights are measured, absorbed by the weights that follow. Embeddings are
-    left out: they are looked up, not multiplied.
+    Weights are measured with gains of norms at 1, absorbed by the weights that follow. Embeddings are left out,
+    because they are looked up, not multiplied.
     """
 
     names: Collection[str] | None
 
     def moves(self, symmetry: Symmetry) -> bool:
-        """Return whether a symmetry changes what is measured, and not only its units."""
+        """Return whether a symmetry changes the measured value, and not only its units."""
         return True
 
     def on(self, model: nn.Module, group: Group) -> Objective:
-        """Return the objective of a model's parameters. ValueError where there is nothing to measure."""
+        """Return the objective as a function of a model's parameters. ValueError if there is nothing to measure."""
         return partial(self._measure, self._measured(model, group), group)
 
     def _measured(self, model: nn.Module, group: Group) -> list[str]:
-        """Return the names of what is measured."""
+        """Return the names of the weights that are measured."""
         own = dict(model.named_parameters())
         asked = None if self.names is None else listed_names(self.names, own)
         tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
@@ -57,7 +57,7 @@ class WeightObjective(ABC):
 
 
 def listed_names(names: Collection[str], params: Mapping[str, Tensor]) -> list[str]:
-    """Return names of parameters, each once, which these weights have; one alone is a name, too."""
+    """Return names as a list, each once, after checking the weights of these names; one string is one name."""
     if not isinstance(names, Iterable):
         raise TypeError(f"names must be a list of names of parameters. Found {names!r}.")
     listed = [names] if isinstance(names, str) else [*dict.fromkeys(names)]
@@ -67,7 +67,7 @@ def listed_names(names: Collection[str], params: Mapping[str, Tensor]) -> list[s
 
 @dataclass(frozen=True)
 class Sparsity(WeightObjective):
-    """Measure the L1 norm of weights: the less it is, the less is lost when small weights are pruned."""
+    """Measure the L1 norm of weights: the smaller it is, the less is lost by pruning small weights."""
 
     names: Collection[str] | None = None
 
@@ -76,7 +76,7 @@ class Sparsity(WeightObjective):
 
     @staticmethod
     def prune(params: Mapping[str, Tensor], names: Collection[str], fraction: float) -> Params:
-        """Return the parameters with this fraction of each weight, the smallest numbers, set to 0."""
+        """Return the parameters with this fraction of the entries of each weight, the smallest, set to 0."""
         if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be a number from 0 to 1. Found {fraction!r}.")
         pruned = dict(params)
@@ -93,16 +93,16 @@ class Sparsity(WeightObjective):
 class RoundingError(WeightObjective):
     """Bound the squared error of products G H^T when weights are rounded to integers of `bits` bits, without data.
 
-    A channel w (a row of the stored weight, or a group of group_size of its numbers) has steps of about
-    2 |w|_p / (2^bits - 1), and a rounding error of mean square step^2 / 12 at each number. An error in unit j of G
-    reaches the product by the length of unit j of H. So the bound is the sum over channels of (2 |w|_p / (2^bits -
-    1))^2 / 12, times the sum over their numbers of |h_j|^2, where h_j is the partner of the unit that holds the number,
-    or 1 where none is known. [Lin et al., AWQ, 2306.00978, and Liu et al., SpinQuant, 2405.16406, learn scales and
+    A channel w (a row of the stored weight, or a group of group_size of its entries) has steps of about
+    2 |w|_p / (2^bits - 1), and a rounding error of mean square step^2 / 12 at each entry. An error in unit j of G is
+    multiplied by unit j of H in the product. So the bound is the sum over channels of (2 |w|_p / (2^bits - 1))^2 / 12,
+    times the sum over their entries of |h_j|^2. Here h_j is the partner of the unit that contains the entry; |h_j| is 1
+    if no partner is known. [Lin et al., AWQ, 2306.00978, and Liu et al., SpinQuant, 2405.16406, learn scales and
     rotations for the same purpose.]
 
-    bits scales the bound and does not change where it is least; `round` depends on it. p, of the norm in place of the
-    maximum, is 12, and 6 where `clip` says that ranges are chosen by the least squared error and may cut off the
-    largest numbers of a group. axis: of the stored weight that counts channels.
+    bits: scales the bound without changing its minimizer; `round` depends on it. clip: choose ranges by the least
+    squared error, which may cut off the largest entries of a group. The norm |w|_p stands for the maximum: p is 12, or
+    6 if both `clip` and group_size are set. axis: the axis of the stored weight that counts channels.
     """
 
     bits: int = 4
@@ -118,7 +118,7 @@ class RoundingError(WeightObjective):
         check_integer("axis", self.axis, 0)
 
     def moves(self, symmetry: Symmetry) -> bool:
-        """Return whether a symmetry changes the error, not only its units: scales of neurons without partners do."""
+        """Return whether a symmetry changes the error; scales of neurons without partners change only its units."""
         return symmetry.mixes
 
     def _measured(self, model: nn.Module, group: Group) -> list[str]:
@@ -146,7 +146,7 @@ class RoundingError(WeightObjective):
         return size * torch.stack(errors).sum()
 
     def _rows(self, name: str, W: Tensor) -> Tensor:
-        """Return the channels of a weight. ValueError where it has none along the axis, or nothing else."""
+        """Return the channels of a weight. ValueError if it lacks the axis, or has no other axis."""
         if not W.ndim > max(1, self.axis):
             raise ValueError(
                 f"RoundingError must have weights with channels along axis {self.axis}, and others. "
@@ -161,7 +161,7 @@ class RoundingError(WeightObjective):
     def round(self, params: Mapping[str, Tensor], names: Collection[str]) -> Params:
         """Return the parameters with these weights rounded to 2^bits - 1 multiples of a step, by channel.
 
-        Groups that do not divide a channel are left out: it has one range.
+        A channel that groups do not divide has one range.
         """
         rounded, top = dict(params), 2 ** (self.bits - 1) - 1
         for name in listed_names(names, params):
@@ -179,8 +179,8 @@ class RoundingError(WeightObjective):
 
 
 def _reach(pair: SymmetricPair, params: Params, reach: Params) -> None:
-    """Write for each number of a pair how long the partner of its unit is, squared."""
+    """Write to `reach`, for each entry of a pair, the squared length of its unit's partner."""
     G, H = pair.G.read(params), pair.H.read(params)
-    over = (1, 2) if pair.acts == "GL(1, C)" else (1,)  # both coordinates of a plane reach both of the other
+    over = (1, 2) if pair.acts == "GL(1, C)" else (1,)  # both coordinates of a plane multiply both of the other
     for factor, own, partner in ((pair.G, G, H), (pair.H, H, G)):
         factor.write(reach, partner.square().sum(over, keepdim=True).expand_as(own))

@@ -26,7 +26,7 @@ from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 Made = TypeVar("Made")
 Model = TypeVar("Model", bound=nn.Module)
 
-SAME = 1e-6  # relative: losses that differ by no more are one loss, rounded
+SAME = 1e-6  # losses with at most this relative difference are equal up to rounding
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,9 @@ class PathLosses:
 
     @property
     def barrier(self) -> float:
-        """Return by how much the loss exceeds the straight line between those of the ends, at most (0 or more).
+        """Return the largest excess of the loss over the straight line between its values at the ends (0 or more).
 
-        NaN where a loss is NaN.
-        [Frankle et al., 1912.05671]
+        NaN if a loss is NaN. [Frankle et al., 1912.05671]
         """
         first, last = self.losses[0], self.losses[-1]
         line = [(1 - t) * first + t * last for t in self.t]
@@ -55,11 +54,11 @@ def loss_along_path(
     """Compute the mean of loss(model, batch) over batches at (1 - t) a + t b, for equidistant t from 0 to 1.
 
     Parameters are interpolated, and so are floating-point buffers, such as running statistics. Other buffers (integers,
-    another shape, infinities, in one model alone) have no mean: they are those of a for t < 1, and those of b at t = 1.
-    The models are not changed.
+    different shapes, infinities, in one model alone) have no mean: they are taken from a for t < 1, and from b at
+    t = 1. The models are not changed.
 
-    ValueError for models whose parameters differ in name or shape, for buffers without a mean that differ and change
-    the loss at b, models in train mode, fewer than 3 points, and no batches.
+    Raises ValueError if parameters differ in name or shape, or if buffers without a mean differ and change the loss at
+    b. Also raises it for models in train mode, fewer than 3 points, and no batches.
     """
     check_alike(a, b)
     check_integer("points", points, 3)
@@ -100,19 +99,19 @@ def _has_mean(one: Tensor, other: Tensor) -> bool:
 
 
 def _between(one: Tensor, other: Tensor, t: float) -> Tensor:
-    """Return (1 - t) one + t other, in the type of the first; what is the same, as infinities are, stays."""
+    """Return (1 - t) one + t other, in the dtype of the first; equal entries, such as infinities, are kept."""
     other = other.detach().to(one)
     return torch.where(one == other, one.detach(), one.detach().lerp(other, t))
 
 
 def _like(w: Tensor, other: Tensor) -> Tensor:
-    """Return a copy of a tensor on the device of another, and in its type if both are of floating point."""
+    """Return a copy of a tensor on the device of another, and in its dtype if both are floating-point."""
     both = w.is_floating_point() and other.is_floating_point()
     return w.detach().to(other.device, other.dtype if both else w.dtype, copy=True)
 
 
 def _check_no_matter(names: Sequence[str], end: float, own: float, params: Params) -> None:
-    """Raise ValueError unless the loss of b is the same with the buffers of these names that a has."""
+    """Raise ValueError unless the loss of b stays the same with a's buffers of these names."""
     rounding = max((torch.finfo(w.dtype).eps for w in params.values() if w.is_floating_point()), default=0.0)
     same = math.isclose(end, own, rel_tol=max(SAME, 8 * rounding)) or (math.isnan(end) and math.isnan(own))
     if not same:
@@ -134,12 +133,12 @@ def along_orbit(
     seed: int = 0,
     known: KnownSymmetries | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield sharpness of a model (scale: None) and of its moves by A = scale x Gaussian per head, and its ratio.
+    """Yield the sharpness of a model (scale: None) and of its transforms by A = scale x Gaussian per head, with ratios.
 
-    A is drawn anew for every scale. The floating-point tensors of the batch take the dtype of the model. [paper, ICML
-    version, Sec. 6.2] Where a model cannot be measured, or its loss does not increase, value and ratio are None and
-    `failed` is a sentence that says why. A ratio is None, too, if the model as it is has no value. known: what was
-    found of the model, or of one that computes alike.
+    A is drawn anew for every scale. The floating-point tensors of the batch are cast to the dtype of the model. [paper,
+    ICML version, Sec. 6.2] If a model cannot be measured, or the original model's loss does not increase, value and
+    ratio are None and `failed` is a sentence that says why. A ratio is also None if the original model has no value.
+    known: earlier results for the model, or for one with the same operations.
     """
     w = next(model.parameters())
     batch = private_batch(batch, lambda x: x.to(w if x.is_floating_point() else w.device))
@@ -162,7 +161,7 @@ def along_orbit(
 
 
 def attempted(work: Callable[[], Made]) -> tuple[Made | None, str]:
-    """Return what `work` returns, or a sentence on what it raised."""
+    """Return the result of `work` and "", or None and a sentence on the error."""
     try:
         return work(), ""
     except RUN_ERRORS as error:
@@ -172,7 +171,7 @@ def attempted(work: Callable[[], Made]) -> tuple[Made | None, str]:
 def _mean(
     measure: WorstCase, model: nn.Module, loss: Loss, batch: Any, known: KnownSymmetries, *, increases: bool
 ) -> float:
-    """Return the sharpness; ValueError, if asked for, unless the loss increases."""
+    """Return the mean sharpness; with `increases`, ValueError unless the loss increases."""
     value = warned(measure.of(model, loss, [batch], known)).mean
     if increases and not value > 0:
         raise ValueError(
@@ -183,9 +182,9 @@ def _mean(
 
 
 def check_alike(a: nn.Module, b: nn.Module) -> None:
-    """Raise ValueError for models that cannot run, or naming the first parameter in which two differ in name or shape.
+    """Raise ValueError if a model cannot run, or with the first parameter that differs in name or shape.
 
-    Two models that use the same parameters in different ways, as with another activation, are not told apart.
+    Two models that use the same parameters in different ways, as with another activation, are not distinguished.
     """
     for each in (a, b):
         check_model(each)
@@ -208,7 +207,7 @@ def parameters(model: nn.Module) -> Params:
 
 
 def state(model: nn.Module) -> Params:
-    """Return the parameters of a model and its buffers of floating point by name, without a graph."""
+    """Return the parameters and floating-point buffers of a model by name, without a graph."""
     return parameters(model) | {name: w.detach() for name, w in model.named_buffers() if w.is_floating_point()}
 
 
@@ -223,7 +222,7 @@ def placed(model: Model, params: Mapping[str, Tensor]) -> Model:
 
 
 def distance(params: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return |params - other| / |other|, over all tensors that both have in one shape."""
+    """Return |params - other| / |other|, over all tensors that both have with the same shape."""
     shared = [(w.double(), params[name].to(w.device).double()) for name, w in other.items() if name in params]
     pairs = [(a, b) for b, a in shared if a.shape == b.shape]
     change = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))

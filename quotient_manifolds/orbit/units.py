@@ -1,4 +1,4 @@
-"""Compare the units of two models - neurons, heads, channels - up to what acts inside of each unit."""
+"""Compare the units of two models - neurons, heads, channels - up to matrices that act inside each unit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 from quotient_manifolds.symmetries.groups import Algebra, Permutation, Rows, Symmetry
 
 Placed = list[tuple[Rows, Tensor]]
-"""Rows of a parameter by their numbers."""
+"""Rows of a parameter, by their indices."""
 
 
 class Units:
-    """Hold where the entries of each unit of a permutation are, and which matrices act inside of units.
+    """Hold the entries of each unit of a permutation, and the matrices that act inside units.
 
-    exchanged: whether units are channels that matrices exchange, too; these are told apart by what no matrix moves, as
-    signs of gains. inside: numbers of symmetries that act inside.
+    exchanged: whether units are channels that matrices can exchange, too; these are distinguished by entries that no
+    matrix changes, such as signs of gains. inside: the indices of symmetries that act inside units.
     """
 
     def __init__(self, permutation: Permutation, symmetries: Sequence[Symmetry], shapes: Mapping[str, int]) -> None:
@@ -47,7 +47,7 @@ class Units:
         self._inside = [(a, flips, [of[u] for u in range(permutation.units)]) for a, flips, of in full]
         self.inside = tuple(sorted(within))
         wide = any(shapes[name] > 1 for name in self._unit)
-        names = [name for name in self._unit if shapes[name] > 1 or not wide]  # translations move biases
+        names = [name for name in self._unit if shapes[name] > 1 or not wide]  # translations change biases
         if self.exchanged:
             turned = {name for each in symmetries if each.mixes for name in each.names}
             self._inside, names = [], [name for name in self._unit if name not in turned]
@@ -55,17 +55,17 @@ class Units:
 
     @property
     def told(self) -> bool:
-        """Return whether there is anything to tell units apart by."""
+        """Return whether any entries or matrices distinguish units."""
         return bool(self._count or self._inside)
 
     def order(self, here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> Tensor:
         """Return the order of units with the least sum of squared distances to the units of another model.
 
-        Up to orthogonal matrices that act inside of units. [Ainsworth et al., Git Re-Basin, 2209.04836, for neurons]
+        Distances are up to orthogonal matrices inside units. [Ainsworth et al., Git Re-Basin, 2209.04836, for neurons]
         """
         a, b = (self._numbers(params) for params in (here, there))
         gain = b @ a.mT
-        gain = gain + 1e-9 * gain.abs().max() * torch.eye(len(gain), dtype=torch.float64)  # alike: as they are
+        gain = gain + 1e-9 * gain.abs().max() * torch.eye(len(gain), dtype=torch.float64)  # ties keep the order
         for algebra, flips, placed in self._inside:
             M = torch.zeros((), dtype=torch.float64)
             for slot in zip(*placed, strict=True):
@@ -77,7 +77,7 @@ class Units:
         return torch.from_numpy(linear_sum_assignment(-gain.numpy())[1])
 
     def _label(self, permutation: Permutation) -> None:
-        """Number the unit of each entry, -1 for none, -2 for several, and its place inside, the same in all units."""
+        """Label each entry with its unit, -1 for none, -2 for several, and its place inside, the same in all units."""
         self._unit, self._code, base = dict[str, Tensor](), dict[str, Tensor](), 0
         for part in permutation.parts:
             k, m = part.at.shape
@@ -94,7 +94,7 @@ class Units:
             base += m * columns
 
     def _apart(self, taken: Mapping[str, Tensor], names: Iterable[str]) -> list[tuple[str, Tensor, Tensor]]:
-        """Return what matrices inside do not move: entries, with a place among (units, numbers)."""
+        """Return the entries that matrices inside units do not change, with their index in (units, numbers)."""
         free = {name: torch.nonzero((self._unit[name] >= 0) & ~taken[name])[:, 0] for name in names}
         codes = torch.cat([torch.zeros(0, dtype=torch.long), *(self._code[name][at] for name, at in free.items())])
         _, which, count = codes.unique(return_inverse=True, return_counts=True)
@@ -113,7 +113,7 @@ class Units:
 
 
 def _exchange(algebra: Algebra, labels: Tensor) -> bool:
-    """Return whether a group holds the exchange of two rows, (m, columns) by the units that they belong to."""
+    """Return whether a group contains the exchange of two rows of different units. labels: units (m, columns)."""
     single = (labels == labels[:, :1]).all(1) & (labels[:, 0] >= 0)
     rows = torch.nonzero(single)[:, 0]
     other = rows[labels[rows, 0] != labels[rows[:1], 0]] if len(rows) else rows

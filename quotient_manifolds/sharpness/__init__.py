@@ -65,7 +65,7 @@ __all__ = [
 
 
 class _Room(ModuleType):
-    """Say what to call instead of the module."""
+    """Raise TypeError if the module is called, naming the functions to call instead."""
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
         functions = ", ".join(

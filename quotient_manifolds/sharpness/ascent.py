@@ -1,7 +1,7 @@
-"""Maximise a function in a ball by Auto-PGD (Croce & Hein, arXiv 2003.01690, Algorithm 1), and what ascents share.
+"""Maximize a function over a ball by Auto-PGD (Croce & Hein, arXiv 2003.01690, Algorithm 1); base of all ascents.
 
-The ascent sees a plain vector space: dicts of blocks z, a smooth objective, the ball |z| <= radius in the l2 or the
-linf norm. What the coordinates mean is the objective's business, so one ascent serves every geometry.
+An ascent works in a plain vector space: dicts of blocks z, a smooth objective, and the ball |z| <= radius in the l2 or
+linf norm. Only the objective knows what the coordinates mean, so one ascent serves every geometry.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from quotient_manifolds.sharpness.vector import dots, scale
 from quotient_manifolds.symmetries import Params
 
 KEPT = 0.5
-"""The share of the promise that a loss gains at least unless it bends down well inside the ball."""
+"""An increase below this share of `Ascent.promise` means that the loss bends down well inside the ball."""
 
 
 class Objective(Protocol):
-    """Describe what is maximised: a function of z on a vector space of blocks.
+    """Describe the function to maximize: a function of z on a vector space of blocks.
 
-    sample: a standard Gaussian; uniform in [-1, 1] for the random points of a linf ball. value_and_gradient: in tensors
-    that are new at every call, for the ascent keeps them.
+    `sample` draws a standard Gaussian, or uniform entries in [-1, 1] for the random points of a linf ball.
+    `value_and_gradient` returns new tensors at every call, because the ascent keeps them.
     """
 
     def zero(self) -> Params: ...
@@ -41,14 +41,14 @@ class Objective(Protocol):
 @final
 @dataclass(frozen=True)
 class Ascent:
-    """Hold the best point that an ascent found, and the losses of the run that found it, from its start on.
+    """Hold the best point of an ascent, and the losses of the run that found it, from its start on.
 
-    loss: at the best point z, and `base` at z = 0. norm: |z| in the norm of the ball. change: the largest |L - base| at
-    any point of any run. multiplier, product: |g|_* and <g, z> of the gradient g at z, |.|_* the dual norm; the last
-    point of a run and those of the gradient's ray have no gradient, and there these are of the best point before.
-    slope: |g|_* at z = 0; None if no run began there. inner_radius: of the smaller ball that was searched, too.
-    critical_start: the gradient at the start of the first run was exactly 0, so its first step was random. The passes
-    are those of all runs.
+    loss, base: the loss at the best point z, and at z = 0. norm: |z| in the norm of the ball. change: the largest
+    |L - base| at any point of any run. multiplier, product: |g|_* and <g, z> for the gradient g at z, with the dual
+    norm |.|_*. The last point of a run and points on the gradient's ray have no gradient; if z is one of them, both
+    belong to the best earlier point. slope: |g|_* at z = 0; None if no run began there. inner_radius: the radius of the
+    smaller ball that was also searched. critical_start: the gradient at the start of the first run was exactly 0, so
+    its first step was random. forward_passes, backward_passes: totals over all runs.
     """
 
     z: Params
@@ -70,13 +70,14 @@ class Ascent:
     def gap(self) -> float:
         """Return radius |g|_* - <g, z>, the Frank-Wolfe gap: the residual of the KKT conditions of the maximum.
 
-        It is 0 exactly at critical points of the loss on the ball. For a concave loss no maximum is higher by more.
+        It is 0 exactly at critical points of the loss on the ball. The maximum of a concave loss is higher by at most
+        the gap.
         """
         return max(0.0, self.radius * self.multiplier - self.product)
 
     @property
     def promise(self) -> float | None:
-        """Return radius |g|_* at z = 0, the increase if the loss were linear; None if that gradient is not known."""
+        """Return radius |g|_* at z = 0, the increase of a linear loss; None if that gradient was not computed."""
         return None if self.slope is None else self.radius * self.slope
 
     @property
@@ -85,7 +86,7 @@ class Ascent:
         return bool(self.promise) and self.losses[1] - self.base < KEPT * (self.promise or 0.0)
 
     def or_better(self, other: Ascent) -> Ascent:
-        """Return the better of two ascents of one objective, with the passes of both, beginning as this one did."""
+        """Return the better of two ascents of one objective, with the passes of both and the start of this one."""
         return replace(
             other if other.loss > self.loss else self,
             change=max(self.change, other.change),
@@ -99,10 +100,10 @@ class Ascent:
 
 @dataclass(frozen=True)
 class AscentMethod(ABC):
-    """Hold the settings of an ascent; `maximise` does it.
+    """Hold the settings of an ascent, which `maximise` runs.
 
-    steps: of one run, at most. restarts: further runs from random points of the sphere (l2) or the box (linf); the best
-    of all is kept.
+    steps: the largest number of steps of one run. restarts: the number of further runs from random points of the sphere
+    (l2) or the box (linf); the best run is kept.
     """
 
     steps: int = 20
@@ -119,8 +120,9 @@ class AscentMethod(ABC):
     def checkpoints(self) -> tuple[int, ...]:
         """Return the numbers of steps after which the step size is reconsidered, by the rule of Auto-PGD's authors.
 
-        Stretches of int(0.22 steps), each int(0.03 steps) shorter than the last, at least int(0.06 steps) and 1 long:
-        for 20 steps after 4, 7, 9, 10, 11, ... of them. Their paper's ceil(p_j steps) is the same for 100 steps.
+        The first interval has int(0.22 steps) steps. Each further one is int(0.03 steps) shorter, down to int(0.06
+        steps); these numbers are at least 1. For 20 steps the checkpoints are 4, 7, 9, 10, 11, ...; for 100 steps they
+        equal ceil(p_j steps), the rule of the paper.
         """
         length, shrink, least = (max(int(part * self.steps), 1) for part in (0.22, 0.03, 0.06))
         checks: list[int] = []
@@ -138,10 +140,10 @@ class AscentMethod(ABC):
         norm: str = "l2",
         start: Params | None = None,
     ) -> Ascent:
-        """Maximise the objective over |z| <= radius; all that is random comes from `generator`.
+        """Maximize the objective over |z| <= radius; `generator` is the only source of randomness.
 
-        start: a point that points to where to begin, such as the maximizer in a smaller ball; left as it is. Raises
-        ValueError for a radius that is not positive, an unknown norm, and a gradient that is not finite.
+        start: a point that is scaled to begin there, such as the maximizer in a smaller ball; it is not modified.
+        Raises ValueError if the radius is not positive, the norm unknown, or a gradient not finite.
         """
         check_radius(radius)
         check_one_of("norm", norm, BALLS)
@@ -150,24 +152,24 @@ class AscentMethod(ABC):
         overshot = start is None and best.overshot
         for ascend in self._further(objective, ball, generator, best.base, overshot=overshot):
             best = best.or_better(ascend())
-            del ascend  # holds a run, with its points
+            del ascend  # it keeps a run and its points alive
         return best
 
     @abstractmethod
     def _first(
         self, objective: Objective, ball: Ball, generator: torch.Generator, start: Params | None
     ) -> Callable[[], Ascent]:
-        """Return the first run, from z = 0 or by a start. `maximise` calls it: one frame less down to the loss."""
+        """Return the first run, from z = 0 or a start, for `maximise` to call, which saves a stack frame."""
 
     def _further(
         self, objective: Objective, ball: Ball, generator: torch.Generator, base: float, *, overshot: bool
     ) -> Iterator[Callable[[], Ascent]]:
-        """Yield what else to try after the first run; overshot: of that run."""
+        """Yield the runs to try after the first one. overshot: whether the first run overshot, see `Ascent`."""
         for _ in range(self.restarts):
             point = objective.sample(generator)
             ball.spread(point)
             yield partial(self._run(objective, ball, generator, base).run, point)
-            del point  # the run's own now
+            del point  # the run owns it now
 
     def _run(self, objective: Objective, ball: Ball, generator: torch.Generator, base: float) -> Run:
         return Run(self, objective, ball, generator, base)
@@ -176,24 +178,24 @@ class AscentMethod(ABC):
 @final
 @dataclass(frozen=True)
 class AutoPGD(AscentMethod):
-    """Hold the settings of Auto-PGD as published, the ascent that published sharpness comes from.
+    """Hold the settings of Auto-PGD as published, the ascent behind published values of sharpness.
 
     In the ball |z| <= radius of the l2 or the linf norm, from z and the point z_old before it:
 
         u     = P(z + eta d)                            P(v) the point of the ball nearest to v
         z_new = P(z + a (u - z) + (1 - a) (z - z_old))  a = 1 at the first step, then alpha = 0.75
 
-    with d the steepest ascent of the norm, g / |g| or sign(g), and eta = 2 radius, halved at a checkpoint if the last
-    stretch of k steps saw at most rho k = 0.75 k increases of the loss, or if neither eta nor the best loss changed
-    since the last checkpoint; the ascent then goes on from the best point with the best point's gradient.
+    Here d is the direction of steepest ascent in the norm, g / |g| or sign(g). The step size eta begins at 2 radius. It
+    is halved at a checkpoint if at most rho k = 0.75 k of the last k steps increased the loss, or if neither eta nor
+    the best loss has changed since the last checkpoint. The ascent then continues from the best point and its gradient.
 
-    A step of 2 radius is as long as the ball is wide, and explores it. Where the loss no longer increases at most
-    steps, the ascent oscillates across a maximum, and half the step from the best point comes nearer. P is applied
-    twice because of the momentum: u lies in the ball, but going on along z - z_old may leave it again.
+    A step of 2 radius spans the ball and explores it. If too few steps increase the loss, the ascent oscillates across
+    a maximum, and half the step from the best point comes closer. P is applied twice because of the momentum: u lies in
+    the ball, but the step along z - z_old may leave it again.
 
-    steps: of one run, all of which are taken; each is a forward and a backward pass, and the last point needs a forward
-    pass alone. A start is scaled into the ball, and the first run begins there. Source: Croce & Hein, arXiv 2003.01690,
-    Algorithm 1.
+    steps: the number of steps of one run, all of which are taken. Each costs a forward and a backward pass, and the
+    last point one more forward pass. A start is scaled into the ball, and the first run begins there. Source: Croce &
+    Hein, arXiv 2003.01690, Algorithm 1.
     """
 
     def _first(
@@ -211,7 +213,7 @@ class AutoPGD(AscentMethod):
 class Run:
     """Ascend once, from one start. At most three buffers hold the current, the previous and the best point.
 
-    base: the loss at z = 0; None if the run begins there. first: the loss and the gradient at its start, if known.
+    base: the loss at z = 0; None if the run begins there. first: the loss and gradient at its start, if known.
     """
 
     def __init__(
@@ -229,11 +231,11 @@ class Run:
         z, length = start, self.ball.length(start)
         self.z_old, self.buffers, critical, slope = z, [z], False, None
         for step in range(self.steps + 1):
-            # Drops the old gradient, as large as the model, before the next one is computed; unless it is the best
-            # point's, which is kept because a run that returns there goes on along it without another pass.
+            # This frees the old gradient, as large as the model, before the next one is computed. The best point keeps
+            # its gradient, so that a run that returns there needs no further pass.
             self.now = Iterate(z, length, {}, 0.0, 0.0, 0.0)
             if step == self.steps:
-                self.losses.append(self.objective.value(z))  # nothing is stepped from the last point: no gradient
+                self.losses.append(self.objective.value(z))  # no step follows, so no gradient
                 self.forward_passes += 1
             else:
                 if self.first is None:
@@ -243,19 +245,19 @@ class Run:
                     (loss, gradient), self.first = self.first, None
                 self.losses.append(loss)
                 self.now = self._iterate(z, length, gradient)
-                del gradient  # this frame would hold it as long as the run lasts
+                del gradient  # this frame would keep it alive during the whole run
             if step == 0:
                 slope = self.now.dual if self.base is None else None
                 self.base = self.losses[0] if self.base is None else self.base
                 critical = self.now.square == 0
                 if critical:
-                    # A minimum (or a saddle) has no steepest ascent, but a maximum in the ball nevertheless: any way
-                    # leads off.
+                    # A minimum or saddle has no direction of steepest ascent, yet the ball has a maximum: a random
+                    # direction leaves the critical point.
                     random = self._iterate(z, length, self.objective.sample(self.generator))
                     self.now = random._replace(product=0.0, dual=0.0)
                     del random
-                # At the last checkpoint: steps done, best loss, whether the step was halved. True before the first one,
-                # as in the authors' code: no run has stalled since a checkpoint that never was.
+                # Values at the last checkpoint: steps done, best loss, whether eta was halved. The last begins with
+                # True, as in the authors' code, so that no run counts as stalled at its first checkpoint.
                 self._last_check = (0, self.losses[0], True)
             if self.losses[-1] > self.best_loss:
                 self.best, self.best_loss = self.now, self.losses[-1]
@@ -287,11 +289,11 @@ class Run:
         )
 
     def _is_done(self) -> bool:
-        """Return whether to stop before the steps are spent."""
+        """Return whether to stop before all steps are taken."""
         return False
 
     def _reconsider(self, step: int) -> None:
-        """Halve the step size and return to the best point, where the run oscillates or has stalled."""
+        """Halve the step size and return to the best point if the run oscillates or has stalled."""
         before, best_before, halved_before = self._last_check
         increases = sum(later > earlier for earlier, later in pairwise(self.losses[before : step + 1]))
         oscillates = increases <= AscentMethod.rho * (step - before)
@@ -299,21 +301,21 @@ class Run:
         self._last_check = (step, self.best_loss, halve)
         if halve:
             self.eta /= 2
-            # z_old stays the point before: the momentum of the next step is best - z_old, as in Algorithm 1.
+            # z_old remains the previous point, so the next momentum is best - z_old, as in Algorithm 1.
             self.now = self.best
 
     def _next(self, step: int) -> tuple[Params, float]:
-        """Return the next point, of step 1, 2, ..., in a buffer of the run's own, and its length."""
+        """Return the point after step 1, 2, ..., in one of the run's buffers, and its length."""
         return self._stepped(step, self.eta)
 
     def _stepped(self, step: int, eta: float) -> tuple[Params, float]:
-        # Into a buffer that holds neither the current nor the best point: that of the previous point, or a third. The
-        # previous point may be overwritten, although the step reads it: each element is read before it is written.
+        # The step needs a buffer that holds neither the current nor the best point: the previous point's, or a third
+        # one. It may overwrite the previous point, because it reads each element before it writes it.
         free = [each for each in self.buffers if each is not self.now.z and each is not self.best.z]
         if not free:
             free = [{key: torch.empty_like(block) for key, block in self.now.z.items()}]
             self.buffers += free
-        # The first step has no momentum, for there is no earlier point: z = z_old.
+        # The first step has no momentum, because there is no earlier point: z = z_old.
         length = self.ball.step(self.now, self.z_old, eta, 1.0 if step == 1 else AscentMethod.alpha, free[0])
         self.z_old = self.now.z
         return free[0], length
@@ -329,5 +331,5 @@ class Run:
 
 
 def copied(z: Params) -> Params:
-    """Return a copy whose blocks are contiguous, for ascents write to them."""
+    """Return a copy with contiguous blocks, because ascents write to them."""
     return {key: block.clone(memory_format=torch.contiguous_format) for key, block in z.items()}

@@ -1,4 +1,4 @@
-"""Describe the balls of an ascent: for each norm its dual, the steepest step, the nearest point, a random one."""
+"""Define the balls of an ascent: for each norm its dual, the steepest step, the projection and random points."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Iterate(NamedTuple):
     gradient: Params
     square: float  # |gradient|_2^2
     product: float  # <gradient, z>
-    dual: float  # |gradient| in the norm dual to that of the ball
+    dual: float  # |gradient| in the dual of the ball's norm
 
 
 @final
 @dataclass(frozen=True)
 class L2Ball:
-    """Describe {z : |z| <= radius}, |z|^2 = sum z_i^2: steepest ascent along g, P(v) = v min(1, radius / |v|).
+    """Represent {z : |z| <= radius}, |z|^2 = sum z_i^2: steepest ascent along g, P(v) = v min(1, radius / |v|).
 
-    step: write P(z + a (u - z) + (1 - a) (z - z_old)) with u = P(z + eta * steepest ascent) to `out`, which may be
-    z_old, and return |out|; steepest ascent is the direction of length 1 of the largest slope. For eta = inf, u is the
-    maximizer of <g, .> over the ball. dual: |g|_* = max <g, z> / |z|, given also |g|_2^2. spread: make a random point
-    to start from of a sample of the space, in place.
+    `step` writes P(z + a (u - z) + (1 - a) (z - z_old)) to `out`, which may be z_old, and returns |out|. Here
+    u = P(z + eta d), with d the unit vector of steepest ascent; for eta = inf, u is the maximizer of <g, .> over the
+    ball. `dual` returns |g|_* = max <g, z> / |z|, given g and |g|_2^2. `spread` turns a sample of the space into a
+    random starting point, in place.
     """
 
     radius: float
@@ -46,10 +46,10 @@ class L2Ball:
         return math.sqrt(square)
 
     def step(self, at: Iterate, z_old: Params, eta: float, a: float, out: Params) -> float:
-        # With c = eta / |g|, u = s (z + c g), where s = min(1, radius / |z + c g|). That length is known from the
-        # products |z|, <g, z> and |g|, so u is never formed: the step is one combination of z, z_old and g,
-        #     (a s + 2 (1 - a)) z  -  (1 - a) z_old  +  a s c g,
-        # one pass over memory that also sums |out|^2, and one more where that lies outside.
+        # With c = eta / |g|, u = s (z + c g), where s = min(1, radius / |z + c g|). The length |z + c g| follows from
+        # |z|, <g, z> and |g|, so u is never formed: the step is one combination of z, z_old and g,
+        #     (a s + 2 (1 - a)) z  -  (1 - a) z_old  +  a s c g.
+        # It takes one pass over memory, which also sums |out|^2, and another one if out lies outside the ball.
         size = math.sqrt(at.square)
         if eta == math.inf and size > 0:
             s, along = 0.0, self.radius / size
@@ -71,7 +71,7 @@ class L2Ball:
 @final
 @dataclass(frozen=True)
 class LinfBall:
-    """Describe the box of |z| = max |z_i| likewise: steepest ascent along sign(g), P(v)_i = v_i cut to +-radius."""
+    """Represent the box max |z_i| <= radius likewise: steepest ascent along sign(g), P clamps each v_i to +-radius."""
 
     radius: float
 
@@ -82,9 +82,9 @@ class LinfBall:
         return absolute_sum(gradient)
 
     def step(self, at: Iterate, z_old: Params, eta: float, a: float, out: Params) -> float:
-        # A step of 2 radius leads to the maximizer of <g, .> from anywhere in the box; inf * sign(0) would be NaN.
+        # A step of 2 radius reaches the maximizer of <g, .> from any point of the box; inf * sign(0) would be NaN.
         signed_step(at.z, z_old, at.gradient, min(eta, 2 * self.radius), a, self.radius, out)
-        return self.radius  # which no step asks for
+        return self.radius  # no step in the box uses the length
 
     def spread(self, sample: Params) -> None:
         """Scale a sample, uniform in [-1, 1], to a uniform point of the box."""
@@ -96,7 +96,7 @@ BALLS: dict[str, type[L2Ball] | type[LinfBall]] = {"l2": L2Ball, "linf": LinfBal
 
 
 def check_radius(radius: Any, name: str = "radius") -> None:
-    """Raise ValueError unless the radius, or what else is called so, is a positive finite number."""
+    """Raise ValueError unless the radius, or another setting called `name`, is a positive finite number."""
     if isinstance(radius, (list, tuple)):
         raise ValueError(f"{name} must be one number. Found {radius!r}; use worst_case_profile for several radii")
     check_number(name, radius, positive=True)

@@ -17,7 +17,7 @@ class SharpnessWarning(UserWarning):
 
 
 class TruncationWarning(SharpnessWarning):
-    """Warn of truncated geodesics that were followed too far (`Result.reach`): take a smaller radius, or exact ones."""
+    """Warn of truncated geodesics followed too far (`Result.reach`): take a smaller radius, or exact geodesics."""
 
 
 class ConvergenceWarning(SharpnessWarning):
@@ -32,9 +32,9 @@ class RoundingWarning(SharpnessWarning):
 
 
 def warned(result: Result, above: int = 0) -> Result:
-    """Return the result, after giving its warnings to the caller of the public function that calls this one.
+    """Return the result after issuing its warnings, attributed to the caller of the public function that called this.
 
-    above: how many decorators that function has.
+    above: the number of decorators of that function.
     """
     for category, sentence in (
         (TruncationWarning, result.truncation_warning),
@@ -47,7 +47,7 @@ def warned(result: Result, above: int = 0) -> Result:
 
 
 def takes_instead(**others: str) -> Callable[[Callable[Settings, Result]], Callable[Settings, Result]]:
-    """Make a function say, for settings of other measures, what it takes instead."""
+    """Make a function raise TypeError for settings of other measures, naming the setting that it takes instead."""
 
     def named(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
         @wraps(function)

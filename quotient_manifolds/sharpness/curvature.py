@@ -26,13 +26,13 @@ from quotient_manifolds.sharpness.vector import combine, dot, norm
 from quotient_manifolds.symmetries import Params
 from quotient_manifolds.symmetries.outputs import RUN_ERRORS
 
-AGREE = 0.01  # relative, of two products: rounding explains less
-ROUNDED = 8  # times what rounding alone makes of a difference
+AGREE = 0.01  # allowed relative difference of two products, more than rounding causes
+ROUNDED = 8  # allowed multiple of the rounding error of a difference
 SHORTER = (1, 1 / 8, 1 / 64)
-"""Parts of the step e |v| = (float precision)^(1/3) of a difference of gradients, tried until two products agree.
+"""Fractions of the step e |v| = (float precision)^(1/3) of a difference of gradients, tried until two products agree.
 
-The cube root balances the error of the difference, step^2, against that of rounding, precision / step. Shorter steps
-cross fewer kinks.
+The cube root balances the truncation error, step^2, against the rounding error, precision / step. Shorter steps cross
+fewer kinks.
 """
 
 
@@ -40,14 +40,15 @@ cross fewer kinks.
 class Hessian:
     """Apply H v = d/de grad_z L(gamma_z(1)) at z = e v, e = 0: symmetric, and 0 on coordinates that do not move.
 
-    Second-order and exact geodesics agree to the order that counts, so both give the Riemannian Hessian; first-order
-    ones leave the bend of the geodesics out.
+    Second-order and exact geodesics agree to second order, so both give the Riemannian Hessian; first-order ones omit
+    the acceleration of the geodesics.
 
-    A product differentiates twice through network and geodesic, one forward for all of them, whose graph is kept. Some
-    operations have no second derivative, some a wrong one, such as torch's weight_norm. So a product counts if two
-    computations of it agree: autograd and a difference of gradients, (grad(e v) - grad(-e v)) / 2e, or differences of
-    two steps, in float64 on a replica and then in the model's own precision. One random product decides: if differences
-    deny autograd, they are taken for all products, with a warning. ValueError if no two agree.
+    A product differentiates twice through the network and the geodesic. One forward pass serves all products, so its
+    graph is kept. Some operations have no second derivative, or a wrong one, such as torch's weight_norm. So a product
+    is accepted only if two computations agree: autograd and a difference of gradients, (grad(e v) - grad(-e v)) / 2e,
+    or two such differences. Differences are taken in float64 on a replica, then in the model's own precision. One
+    random product is checked: if differences contradict autograd, they replace it in all products, with a warning.
+    Raises ValueError if no two computations agree.
     """
 
     def __init__(self, objective: BatchObjective) -> None:
@@ -62,18 +63,18 @@ class Hessian:
             )
             self.times = self._by_differences
         else:
-            self.__dict__.pop("_wide", None)  # twice as large as the model, and needed no more
+            self.__dict__.pop("_wide", None)  # twice as large as the model, and no longer needed
 
     def _fault(self) -> str:
-        """Say what is wrong with a random product by autograd; "" if a difference of gradients agrees with it."""
+        """Return how autograd fails on a random product; "" if a difference of gradients agrees with it."""
         counts, v = (self.forward_passes, self.backward_passes), self.space.sample(torch.Generator().manual_seed(0))
         failed, exact = "", None
         try:
             exact = self.times(v)
-        except RuntimeError as error:  # of an operation that has none, or of memory
+        except RuntimeError as error:  # no second derivative, or out of memory
             failed = f"fails ({first_line(error)})"
         agreed = self._by_differences(v, exact)
-        self.forward_passes, self.backward_passes = counts  # the measure's own, without its checks
+        self.forward_passes, self.backward_passes = counts  # checks do not count
         if failed or exact is None or agreed is exact:
             return failed
         return f"is off by {apart(agreed, exact) / (norm(agreed) or norm(exact)):.0%}"
@@ -81,7 +82,7 @@ class Hessian:
     def _differentiated(self) -> tuple[float, Callable[[Params], Params]]:
         leaves = {key: block.requires_grad_() for key, block in self.space.zero().items()}
         with attention_by_formula():  # the other kernels of attention have no second derivative
-            # Exact geodesics agree with second-order ones at z = 0 up to third derivatives, which take no part here.
+            # At z = 0, exact geodesics differ from second-order ones in third derivatives only, which H does not use.
             order = "second" if self.space.reach(self.space.zero()) is None else None
             value = self.objective.differentiable_loss(self.space.move(leaves, order=order))
             loss = self.objective.finite(value)
@@ -103,7 +104,7 @@ class Hessian:
     def _by_differences(self, v: Params, exact: Params | None = None) -> Params:
         """Return `exact` if a difference agrees with it, else the first of two differences that agree.
 
-        In float64 first; ValueError if no two agree in the model's own precision either.
+        Differences are taken in float64 first. Raises ValueError if no two agree in the model's own precision either.
         """
         length = norm(v)
         if length == 0:
@@ -128,10 +129,10 @@ class Hessian:
         )
 
     def _differences(self, v: Params, length: float, double: bool) -> Iterator[tuple[Params, float]]:
-        """Yield (grad(e v) - grad(-e v)) / 2e in the precision of v, and how much of it rounding explains.
+        """Yield (grad(e v) - grad(-e v)) / 2e in the precision of v, and an estimate of its rounding error.
 
-        Nothing if the model takes no float64; and no step that is lost in what the model rounds inside, where the loss
-        does not change as its gradient says.
+        Yields nothing in float64 if the model cannot compute in it. Skips steps at which the loss does not change as
+        its gradient predicts, because rounding inside the model hides them.
         """
         objective = self._wide if double else self.objective
         directions = {key: block.double() for key, block in v.items()} if double else v
@@ -159,7 +160,7 @@ class Hessian:
 
     @cached_property
     def _wide(self) -> BatchObjective:
-        """Return the objective in float64: coordinates, what moves, and all else in the replica."""
+        """Return the objective in float64: coordinates, moved parameters, and everything else in the replica."""
         return self.objective.double()
 
 
@@ -169,7 +170,7 @@ def apart(x: Params, y: Params) -> float:
 
 
 def check_hessian(measure: str, geometry: Geometry) -> None:
-    """Raise ValueError for a geometry whose ball is no ellipsoid: it has no inner product."""
+    """Raise ValueError for a geometry without an inner product, whose ball is not an ellipsoid."""
     if isinstance(geometry, Euclidean | Adaptive) and geometry.norm != "l2":
         raise ValueError(f"The {measure} needs an inner product, which {geometry.name} has none of; use norm='l2'")
 
@@ -180,7 +181,7 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 @final
 @dataclass(frozen=True)
 class HessianTrace(Measure):
-    """Hold the settings of `hessian_trace`, which says what they mean."""
+    """Hold the settings of `hessian_trace`, which documents them."""
 
     name: ClassVar[str] = "Hessian trace"
     has_gradient: ClassVar[bool] = False
@@ -197,7 +198,7 @@ class HessianTrace(Measure):
         return self.samples
 
     def compute(self, objective: BatchObjective) -> BatchResult:
-        hessian = Hessian(replace(objective, tick=idle))  # products tick here, not passes
+        hessian = Hessian(replace(objective, tick=idle))  # progress counts products, not passes
         generator = objective.generator(self.seed)
         curvatures = []
         for _ in range(self.samples):
@@ -218,14 +219,14 @@ def hessian_trace(
     *,
     progress: Progress | None = None,
 ) -> Result:
-    """Estimate the trace of the loss's Hessian: the sum of its curvatures over all directions of the geometry.
+    """Estimate the trace of the loss's Hessian: the sum of its curvatures over an orthonormal basis of directions.
 
-    It is the mean of <v, H v> over `samples` random v = N(0, I) in orthonormal coordinates of the tangent space (in a
-    quotient geometry of its horizontal part); batch i draws them from the seed + i. H is the Riemannian Hessian for a
-    quotient geometry; with first-order geodesics it lacks their bend. To second order in sigma, average-case sharpness
-    is sigma^2 / 2 times this trace. Invariant along the orbit as `average_case_sharpness` is.
+    The estimate is the mean of <v, H v> over `samples` random v ~ N(0, I) in orthonormal coordinates of the tangent
+    space (of its horizontal part in a quotient geometry). Batch i draws them with seed + i. H is the Riemannian Hessian
+    in a quotient geometry; with first-order geodesics it omits their acceleration. To second order in sigma,
+    average-case sharpness is sigma^2 / 2 times this trace. It is as invariant along orbits as `average_case_sharpness`.
 
-    Model, loss, batches, checks and errors as for `worst_case_sharpness`; progress counts directions.
+    Model, loss, batches, checks and errors are as for `worst_case_sharpness`; progress counts directions.
     """
     made = HessianTrace(as_geometry(geometry), samples, seed, progress=progress)
     return warned(made.of(model, loss, batches))
@@ -234,7 +235,7 @@ def hessian_trace(
 @final
 @dataclass(frozen=True)
 class TopEigenvalue(Measure):
-    """Hold the settings of `top_eigenvalue`, which says what they mean."""
+    """Hold the settings of `top_eigenvalue`, which documents them."""
 
     name: ClassVar[str] = "top Hessian eigenvalue"
     has_gradient: ClassVar[bool] = False
@@ -251,13 +252,13 @@ class TopEigenvalue(Measure):
         check_hessian(self.name, self.geometry)
 
     def compute(self, objective: BatchObjective) -> BatchResult:
-        hessian = Hessian(replace(objective, tick=idle))  # a batch ticks once, not every pass
+        hessian = Hessian(replace(objective, tick=idle))  # progress counts batches, not passes
         value, residual = self._largest(hessian, objective)
         objective.tick()
         return BatchResult(value, hessian.base, hessian.forward_passes, hessian.backward_passes, residual=residual)
 
     def _largest(self, hessian: Hessian, objective: BatchObjective) -> tuple[float, float]:
-        """Return the eigenvalue and its residual, by Lanczos from a horizontal start."""
+        """Return the eigenvalue and its residual, by Lanczos from a horizontal vector."""
         start = objective.sample(objective.generator(self.seed))
         first = _flat(start)
         first /= max(float(np.linalg.norm(first)), np.finfo(np.float64).tiny)
@@ -265,8 +266,8 @@ class TopEigenvalue(Measure):
         rayleigh, size = float(first @ image), float(np.linalg.norm(image))
         if size == 0 or first.size == 1:
             return rayleigh, 0.0
-        # ARPACK sees all coordinates, also those that do not move, where H is 0: with a negative definite H that 0
-        # would be the largest eigenvalue. So they get one that is below a Rayleigh quotient of H, hence never largest.
+        # ARPACK works in all coordinates, also those that do not move, on which H is 0. For a negative definite H,
+        # this 0 would be the largest eigenvalue. So they get a value below a Rayleigh quotient of H, never the largest.
         below = rayleigh - size
 
         def product(v: Vector) -> Vector:
@@ -299,12 +300,14 @@ def top_eigenvalue(
 ) -> Result:
     """Compute the largest eigenvalue of the loss's Hessian: the curvature in the sharpest direction of the geometry.
 
-    It is max <v, H v> over v of length 1 (in a quotient geometry horizontal ones); not the eigenvalue that is largest
-    in size, which may be negative. H and its invariance as for `hessian_trace`. `BatchResult.residual` is |H v - lambda
-    v|, |v| = 1; an eigenvalue lies within that distance. tolerance: ARPACK's, relative to the eigenvalue. restarts: of
-    Lanczos, which keeps 20 vectors in float64; ValueError if it has not converged by then.
+    This is max <v, H v> over unit vectors v (horizontal ones in a quotient geometry). The eigenvalue of largest
+    magnitude may be negative, and is then another one. H and its invariance are as for `hessian_trace`.
+    `BatchResult.residual` is |H v - lambda v| for |v| = 1; an eigenvalue lies within that distance of lambda.
 
-    Model, loss, batches, checks and errors as for `worst_case_sharpness`; progress counts batches.
+    tolerance: ARPACK's tolerance, relative to the eigenvalue. restarts: the largest number of restarts of Lanczos,
+    which keeps 20 vectors in float64. Raises ValueError if it has not converged by then.
+
+    Model, loss, batches, checks and errors are as for `worst_case_sharpness`; progress counts batches.
     """
     made = TopEigenvalue(as_geometry(geometry), tolerance, restarts, seed, progress=progress)
     return warned(made.of(model, loss, batches))

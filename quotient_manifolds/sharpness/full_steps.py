@@ -1,4 +1,4 @@
-"""Maximise a function in a ball by Auto-PGD with full steps, a stop by the gap, and a second search well inside."""
+"""Maximize a function over a ball by Auto-PGD with full steps, a stop by the gap, and a second search well inside."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from quotient_manifolds.symmetries import Params
 class FullStepAPGD(AscentMethod):
     """Hold the settings of Auto-PGD with full steps, the default ascent.
 
-    Let |.|_* be the dual norm of that of the ball, top(g) = argmax { <g, z> : |z| <= radius }, which is radius g / |g|
-    or radius sign(g), and
+    Let |.|_* be the dual of the ball's norm, and top(g) = argmax { <g, z> : |z| <= radius }, which is radius g / |g| or
+    radius sign(g). With g the gradient at z, the Frank-Wolfe gap
 
-        gap(z) = radius |g|_* - <g, z>,  g the gradient at z,
+        gap(z) = radius |g|_* - <g, z>
 
-    the Frank-Wolfe gap, which is 0 exactly at critical points of the ball. The steps are those of `AutoPGD` except:
+    is 0 exactly at critical points of the loss on the ball. The steps are as in `AutoPGD`, except:
 
-    1. From z = 0 the first point is z_1 = top(g_0), as there.
-    2. If <g - g_old, z - z_old> >= 0, the loss is convex along the last step, and the next one is full: u = top(g).
-    3. The run ends when the gap at the best point is at most 1e-6 of the increase. Near a saddle the gap falls, too, to
-       the square of the angle by which the ascent misses it, and rises again as the ascent leaves: so it ends late.
+    1. From z = 0 the first point is z_1 = top(g_0), as in `AutoPGD`.
+    2. If <g - g_old, z - z_old> >= 0, the loss is convex along the last step, and the next step is full: u = top(g).
+    3. The run ends when the gap at the best point is at most 1e-6 of the increase. The tolerance is this small because
+       the gap also falls near a saddle, to the square of the angle by which the ascent misses the saddle.
     4. If z_1 gains less than half of the promise radius |g_0|_*, the loss bends down inside the ball. It is then
-       evaluated at z_1 / 4, z_1 / 16, ... until one gains half of its own promise; if that is not z_1 / 4, a second run
-       with half of the steps searches the ball one factor of 4 larger. The best of all points is kept, so the result is
-       never less than the best of these values on the gradient's ray.
+       evaluated at z_1 / 4, z_1 / 16, ... until a point gains half of its own promise. If that is not z_1 / 4, a second
+       run with half of the steps searches the ball that is larger by a factor of 4. The best of all points is kept, so
+       the result is never less than the best value on the gradient's ray.
 
-    steps: the largest number of steps of one run; rule 4 adds one pass, at most 14 values, and the second run. A start
-    is scaled to the sphere; the run goes on from the better of z_1 and that point, without rule 4. Source of the steps:
-    Croce & Hein, arXiv 2003.01690, Algorithm 1.
+    steps: the largest number of steps of one run. Rule 4 adds one pass, at most 14 evaluations of the loss, and the
+    second run. A start is scaled to the sphere; the run continues from the better of z_1 and that point, without rule
+    4. Source of the steps: Croce & Hein, arXiv 2003.01690, Algorithm 1.
     """
 
-    tolerance: ClassVar[float] = 1e-6  # of the gap, over the increase
-    shrink: ClassVar[float] = 0.25  # from one point of the ray to the next
-    smallest: ClassVar[float] = 1e-8  # of these points, over z_1
+    tolerance: ClassVar[float] = 1e-6  # the ratio gap / increase at which a run ends
+    shrink: ClassVar[float] = 0.25  # the ratio of successive points on the ray
+    smallest: ClassVar[float] = 1e-8  # the share of z_1 at which the search on the ray ends
 
     def _first(
         self, objective: Objective, ball: Ball, generator: torch.Generator, start: Params | None
@@ -63,15 +63,15 @@ class FullStepAPGD(AscentMethod):
             yield run.look_along_the_ray
             if run.first is not None:
                 yield partial(run.run, objective.zero())
-            del run  # with its points, each as large as the model
+            del run  # it keeps points alive, each as large as the model
         yield from super()._further(objective, ball, generator, base, overshot=overshot)
 
 
 @final
 class _FullStepRun(Run):
-    """Ascend once, with full steps where the loss was convex along the last one.
+    """Ascend once, with a full step whenever the loss was convex along the last step.
 
-    start: a point whose multiple on the sphere may take the place of the first step from z = 0.
+    start: a point whose multiple on the sphere may replace the first point after z = 0.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class _FullStepRun(Run):
     def look_along_the_ray(self) -> Ascent:
         """Evaluate the loss at z_1 / 4, z_1 / 16, ..., up to the first point that gains half of its promise.
 
-        If that is not z_1 / 4, this run is then one in the ball through the point before it, and knows the gradient at
-        its start; if it is, or no point gains that much, there is nothing to run.
+        If that is not z_1 / 4, this run is then restricted to the ball through the point before it, and `first` holds
+        the gradient at its start. If it is z_1 / 4, or no point gains that much, `first` is None: nothing is to be run.
         """
         zero = self.objective.zero()
         base, gradient = self.objective.value_and_gradient(zero)
@@ -132,12 +132,12 @@ class _FullStepRun(Run):
         z, length = self._stepped(step, math.inf if self.convex else self.eta)
         if step == 1 and self.start is not None:
             length = self._replaced_by_start(z, length)
-        if step < self.steps:  # the increase that the slope at the present point predicts
+        if step < self.steps:  # the increase that the gradient at the current point predicts
             self.expected = dots(self.now.gradient, z)[0] - self.now.product
         return z, length
 
     def _replaced_by_start(self, z: Params, length: float) -> float:
-        """Write the start, scaled to the sphere, over the point if the loss is higher there; return the length."""
+        """Replace the point by the start, scaled to the sphere, if the loss is higher there; return its length."""
         assert self.start is not None
         start = copied(self.start)
         if (own := self.ball.length(start)) < TINY:

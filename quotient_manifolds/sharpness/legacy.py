@@ -5,14 +5,15 @@ With x the perturbation, c = |w| + eta (adaptive) or 1, g the gradient of the lo
     z     = P(x + step c g / |g|)  (l2)    or    P(x + step c sign(g))  (linf)
     x_new = 0.75 z + 0.25 x_old,   x_old the perturbation before x
 
-from step = 2 radius. P is the Euclidean projection onto {|x / c| <= radius}: for adaptive l2 an ellipsoid, neither the
-preconditioner (c where the metric has c^2) nor the projection is that of the metric. In iteration ceil(p_j steps),
-counted from 0, p the decimals of Auto-PGD, the step is halved if fewer than 0.75 k iterations since the last such one,
-k before it, found a new best. Then the weights go back to the best point but x does not: the next gradient is the best
-point's, the next step starts from x. Each iteration evaluates the loss twice and the gradient once.
+The step begins at 2 radius. P is the Euclidean projection onto {|x / c| <= radius}. For adaptive l2 this is an
+ellipsoid, and neither the preconditioner (c instead of c^2) nor the projection belongs to the metric. The step is
+reconsidered in iterations ceil(p_j steps), counted from 0, with p the decimals of Auto-PGD. It is halved if fewer than
+0.75 k of the k iterations since the last such one found a new best. Then the weights return to the best point but x
+does not: the next gradient is the best point's, and the next step starts from x. Each iteration evaluates the loss
+twice and the gradient once.
 
-Checked against the code at commit 6d73be9: the same to 1e-10 in 240 cases once its bisection for the multiplier of P
-was made exact, to 1.1e-4 as it is. Unlike it: no random starts (its initialiser crashed), c = |w| + eta, P is exact.
+Checked against the code at commit 6d73be9 in 240 cases: equal to 1e-10 once its bisection for the multiplier of P is
+made exact, to 1.1e-4 as released. Differences: no random starts (its initializer crashed), c = |w| + eta, P is exact.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from quotient_manifolds.symmetries import Params
 @final
 @dataclass(frozen=True)
 class LegacyWorstCase(Measure):
-    """Hold the settings of `legacy_sharpness`, which says what they mean."""
+    """Hold the settings of `legacy_sharpness`, which documents them."""
 
     name: ClassVar[str] = "legacy worst-case sharpness"
 
@@ -61,10 +62,10 @@ class LegacyWorstCase(Measure):
         space = objective.space
         if isinstance(space, ShardedSpace):
             raise ValueError("The released ascent takes whole models. Found a sharded one; take worst_case_sharpness")
-        # By how much one unit of a coordinate moves its weight.
+        # One unit of a coordinate moves its weight by c.
         c = {name: torch.ones_like(space.point[name]) if c is None else c.abs() for name, c in space.scale.items()}
         ball = _Ball(c, float(self.radius), space.norm)
-        # The released steps are steps of the weights themselves.
+        # The released code takes its steps in the weights themselves, so the space is Euclidean.
         plain = replace(objective, space=TangentSpace(space.point, dict.fromkeys(space.point), ()))
         x, losses = _ascend(plain, ball, self.steps)
         numbers = max(losses) - losses[0], losses[0], 2 * self.steps, self.steps
@@ -83,12 +84,12 @@ def legacy_sharpness(
 ) -> Result:
     """Measure adaptive sharpness by the ascent that was released with it (Andriushchenko et al., 2023).
 
-    It is the increase in loss that this ascent finds in {|x / c| <= radius}, c = |w| + eta, or 1 if Euclidean; no
-    maximum to be compared with `worst_case_sharpness`, and not invariant along orbits.
+    This is the increase in loss that the ascent finds in {|x / c| <= radius}, with c = |w| + eta, or 1 if Euclidean. It
+    is not comparable with the maximum of `worst_case_sharpness`, and not invariant along orbits.
 
-    geometry: Euclidean() or Adaptive(), with their norm. norm in the result: |x / c| of the best point over weights
-    with c > 0; one weight that is 0 makes the adaptive l2 norm 0 / 0, and switches the projection off. Model, loss,
-    batches, checks and errors as for `worst_case_sharpness`; it warns of nothing.
+    geometry: Euclidean() or Adaptive(), with their norm. `norm` in the result is |x / c| of the best point over weights
+    with c > 0. One weight that is 0 makes the adaptive l2 norm 0 / 0, which disables the projection. Model, loss,
+    batches, checks and errors are as for `worst_case_sharpness`; no warnings are issued.
     """
     made = LegacyWorstCase(as_geometry(geometry), radius, steps, progress=progress)
     return made.of(model, loss, batches)
@@ -96,7 +97,7 @@ def legacy_sharpness(
 
 def _ascend(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[Params, tuple[float, ...]]:
     """Ascend from 0; return the best point, and the losses of all iterations, start first."""
-    x = x_old = where = best_x = objective.zero()  # where: the point the weights are at
+    x = x_old = where = best_x = objective.zero()  # where: the point that the weights are set to
     step, checks = 2 * ball.radius, legacy_checkpoints(steps)
     last_check = new_bests = 0
     losses: list[float] = []
@@ -113,7 +114,7 @@ def _ascend(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[Params,
         if iteration in checks:
             if new_bests < 0.75 * (iteration - last_check):
                 step /= 2
-                where = best_x  # the weights alone: x, which the next step starts from, stays where it is
+                where = best_x  # only the weights return: the next step still starts from x
             last_check, new_bests = iteration, 0
     return best_x, tuple(losses)
 
@@ -121,7 +122,7 @@ def _ascend(objective: BatchObjective, ball: _Ball, steps: int) -> tuple[Params,
 @final
 @dataclass(frozen=True)
 class _Ball:
-    """Describe {x : |x / c| <= radius} in l2 or linf over all weights, with the released steps and projections."""
+    """Represent {x : |x / c| <= radius} in l2 or linf over all weights, with the released steps and projections."""
 
     c: Params
     radius: float
@@ -134,7 +135,7 @@ class _Ball:
         return {key: x[key] + scaled * self.c[key] * gradient[key] for key in x}
 
     def project(self, x: Params) -> Params:
-        """Return the nearest point of the ball; x itself in l2 if a c is 0, where the released norm is NaN."""
+        """Return the nearest point of the ball; in l2 x itself if a c is 0, because the released norm is NaN then."""
         if self.norm == "linf":
             return {key: x[key].clamp(-self.radius * c, self.radius * c) for key, c in self.c.items()}
         if any(bool((c == 0).any()) for c in self.c.values()) or self.length(x) <= self.radius:
@@ -156,7 +157,7 @@ class _Ball:
 
 
 def legacy_checkpoints(steps: int) -> tuple[int, ...]:
-    """Return the iterations, from 0, after which the step is reconsidered: ceil(p_j steps) until one comes twice."""
+    """Return the iterations, from 0, after which the step is reconsidered: ceil(p_j steps) until one repeats."""
     earlier, p = 0.0, 0.22
     checks: list[int] = []
     while math.ceil(p * steps) < steps and math.ceil(p * steps) not in checks:

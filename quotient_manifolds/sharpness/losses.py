@@ -1,4 +1,4 @@
-"""Compute losses of a model on a batch: any callable loss(model, batch) -> scalar tensor may be one."""
+"""Compute losses of a model on a batch. Any callable loss(model, batch) -> scalar tensor can serve as one."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
     batch: (inputs, targets), with inputs a tensor, a tuple (positional) or a dict (keywords); or a dict with "labels",
     whose other entries are the model's keywords (Hugging Face). The model returns logits (..., classes), or a mapping
-    or tuple of outputs holding them. Labels are class indices of shape (...), -100 where they do not count. Nothing is
-    shifted: it is a ValueError if the labels are the input tokens of a causal model, in which no token changes an
-    earlier logit, for `next_token_cross_entropy` is its loss. Warns of outputs that are probabilities already.
+    or tuple that contains them. Labels are class indices of shape (...); -100 marks labels that do not count. They are
+    not shifted: raises ValueError if they are the input tokens of a causal model, in which no token changes an earlier
+    logit; use `next_token_cross_entropy` for it. Warns if the outputs are probabilities already.
     """
     logits, labels = _in_place(model, batch)
     return F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED)
 
 
 def check_loss(loss: Any) -> None:
-    """Raise TypeError unless a loss can be called as loss(model, batch): torch's take outputs and targets instead."""
+    """Raise TypeError unless a loss can be called as loss(model, batch): torch's losses take outputs and targets."""
     name = getattr(loss, "__name__", type(loss).__name__)
     of_torch = getattr(loss, "__module__", None) == F.__name__ or loss is getattr(torch._C._nn, name, ...)
     if isinstance(loss, nn.modules.loss._Loss) or of_torch:
@@ -45,11 +45,11 @@ def check_loss(loss: Any) -> None:
 def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
     """Compute the mean cross-entropy of a causal language model: the logits at t against the token at t + 1.
 
-    batch: a dict of the model's keywords, with "labels" of shape (batch, tokens), unshifted as Hugging Face has them,
-    -100 where a token does not count; without "labels" they are the `input_ids` that the `attention_mask` leaves, but
-    for those after padding. Or (inputs, labels), inputs as for `cross_entropy`. The first token of a sequence is never
-    predicted. In the precision of the logits, at least float32; it equals the loss that Hugging Face's causal models
-    return for the same labels.
+    batch: a dict of the model's keywords with "labels", or (inputs, labels) with inputs as for `cross_entropy`. Labels
+    have the shape (batch, tokens) and are unshifted, as in Hugging Face; -100 marks tokens that do not count. Without
+    "labels" they are the `input_ids` that the `attention_mask` keeps, except those right after padding. The first token
+    of a sequence is never predicted. The loss is computed in the precision of the logits, at least float32, and equals
+    the loss that Hugging Face's causal models return for the same labels.
 
     >>> model = nn.Embedding(3, 3)  # logits of the next token from the last one
     >>> _ = nn.init.eye_(model.weight)
@@ -61,14 +61,14 @@ def next_token_cross_entropy(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _next_tokens(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return logits (..., tokens - 1, vocabulary) and the labels (..., tokens - 1) of the tokens they are of."""
+    """Return logits (..., tokens - 1, vocabulary) and the labels (..., tokens - 1) that they predict."""
     if isinstance(batch, Mapping) and "labels" not in batch:
         if "input_ids" not in batch:
             raise ValueError(f'A dict batch needs "labels" or "input_ids". Found {sorted(map(str, batch))}')
         labels, mask = batch["input_ids"], batch.get("attention_mask")
         if mask is not None:
             unseen = mask == 0
-            # A token is predicted at the one before it; what is computed at padding is no prediction.
+            # A token is predicted at the one before it, and logits at padding predict nothing.
             labels = labels.masked_fill(unseen | torch.cat([unseen[..., :1], unseen[..., :-1]], dim=-1), IGNORED)
         batch = {**batch, "labels": labels}
     logits, labels = _logits_and_labels(model, batch)
@@ -81,28 +81,28 @@ def _next_tokens(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _in_place(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return logits (..., classes) and the labels (...) of their own positions; ValueError for those of next tokens."""
+    """Return logits (..., classes) and the labels (...) at their positions; ValueError if these are of next tokens."""
     logits, labels = _logits_and_labels(model, batch)
     check_in_place(model, inputs_and_labels(batch)[0], labels, _logits)
     return logits, labels
 
 
 def counted_logits(model: nn.Module, batch: Any, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return logits (n, classes) and labels (n,) where the labels of a batch count; of next tokens where `causal`."""
+    """Return the logits (n, classes) and labels (n,) of all labels that count; of next tokens if `causal`."""
     logits, labels = (_next_tokens if causal else _in_place)(model, batch)
     counted = labels != IGNORED
     return logits[counted], labels[counted]
 
 
 def inputs_in(batch: Any) -> Any:
-    """Return what the model is called with: a batch without its labels, or its targets."""
+    """Return the inputs of the model: a batch without its labels or targets."""
     if isinstance(batch, Mapping):
         return {key: value for key, value in batch.items() if key != "labels"}
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 2 else batch
 
 
 def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
-    """Return what the model is called with and the labels; ValueError or TypeError for a batch that has none."""
+    """Return the inputs of the model and the labels; ValueError or TypeError for a batch without labels."""
     if isinstance(batch, Mapping):
         if "labels" not in batch:
             raise ValueError(
@@ -119,7 +119,7 @@ def inputs_and_labels(batch: Any) -> tuple[Any, Tensor]:
 
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits in what a model returned: a tensor, a mapping with "logits", or a tuple they come first in."""
+    """Return the logits in a model's output: a tensor, a mapping with "logits", or a tuple that begins with them."""
     if isinstance(output, Mapping):
         if "logits" not in output:
             raise ValueError(f'The model\'s output needs "logits". Found {sorted(map(str, output))}; pass a loss')
@@ -135,7 +135,7 @@ def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return logits (..., classes) in at least float32, and the labels (...); TypeError or ValueError for bad ones."""
     inputs, labels = inputs_and_labels(batch)
     logits = _logits(model, inputs)
-    # Losses of half precision would have two digits.
+    # A loss in half precision would have only two digits.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if logits.shape[-1:] == (1,):
         raise ValueError(
@@ -154,7 +154,7 @@ def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         wrong = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())
         raise ValueError(f"Labels must lie in 0 ... {classes - 1}, as the model has {classes} classes. Found {wrong}")
     warn_of_probabilities(logits)
-    return logits, labels.long()  # torch's losses take integers of few sizes
+    return logits, labels.long()  # torch's losses take few types of integers
 
 
 def _logits(model: nn.Module, inputs: Any) -> Tensor:

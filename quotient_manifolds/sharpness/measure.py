@@ -23,23 +23,23 @@ from quotient_manifolds.version import VERSION
 
 Compute = Callable[[BatchObjective], BatchResult]
 
-_COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # the settings that are whole numbers, and the least
+_COUNTS = {"seed": 0, "restarts": 0, "steps": 1, "samples": 2}  # integer settings, with their least values
 
 
 @dataclass(frozen=True)
 class Measure(ABC):
     """Define a measure by its settings; frozen, so that equal measures give equal numbers.
 
-    A new measure is a subclass in this folder with a `name` and `compute`, a function of the loss in orthonormal
-    coordinates z, so that it works in every geometry. Settings of one name have one meaning in all measures, and are
-    checked here: ValueError, in one sentence. progress(what, done, total), which is not a setting, is called while `of`
-    runs.
+    A new measure is a subclass in this folder with a `name` and `compute`. The latter takes the loss as a function of
+    orthonormal coordinates z, so that it works in every geometry. Settings with the same name have the same meaning in
+    all measures, and are checked here: ValueError, in one sentence. progress(what, done, total) is not a setting; it is
+    called while `of` runs.
     """
 
     name: ClassVar[str]
     has_gradient: ClassVar[bool] = True
-    """Whether the measure computes a gradient where it begins, which verifies symmetries; else the first batch has one
-    more pass."""
+    """Whether the measure computes a gradient where it begins, which verifies symmetries; if not, the first batch takes
+    one more pass."""
 
     geometry: Geometry
     progress: Progress | None = field(default=None, kw_only=True, compare=False, repr=False)
@@ -52,7 +52,7 @@ class Measure(ABC):
 
     @property
     def ticks(self) -> int:
-        """Return how many ticks `on` counts on one batch: the passes of a usual run."""
+        """Return the number of ticks that `on` counts on one batch: the passes of a usual run."""
         return 1
 
     @abstractmethod
@@ -60,16 +60,16 @@ class Measure(ABC):
         """Compute the measure of one batch's loss as a function of the coordinates z."""
 
     def on(self, prepared: PreparedModel, index: int, tick: Tick, compute: Compute | None = None) -> BatchResult:
-        """Compute the measure on batch `index`, which depends on no other batch.
+        """Compute the measure on batch `index`; it depends on no other batch.
 
         tick: called exactly `ticks` times, once per forward pass (or whatever `ticks` counts). If fewer passes are
-        needed, the rest follow at the end; more are not counted. compute: used in place of the measure's own.
+        needed, the rest follow at the end; more are not counted. compute: replaces the measure's own `compute`.
         """
         left = self.ticks
 
         def counted_tick() -> None:
             nonlocal left
-            if left > 1:  # the last one is for the end
+            if left > 1:  # the last tick marks the end
                 left -= 1
                 tick()
 
@@ -93,9 +93,9 @@ class Measure(ABC):
         }
 
     def of(self, model: nn.Module, loss: Loss, batches: Iterable[Any], known: KnownSymmetries | None = None) -> Result:
-        """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; warns of nothing.
+        """Compute the measure of a model on every batch. Raises as `worst_case_sharpness` does; issues no warnings.
 
-        known: what was found before of this model, as it is, for it is measured several times.
+        known: earlier results for this model, with the same weights; they save time if it is measured several times.
         """
         prepared = PreparedModel.of(model, loss, batches, self.geometry, known=known)
         n = len(prepared.batches)
@@ -105,19 +105,19 @@ class Measure(ABC):
             tick = counted(self.progress, label, n * self.ticks)
             found = []
             try:
-                for index in range(n):  # no function, which would be one more frame between the caller and the loss
+                for index in range(n):  # inline: a function would add a stack frame above the loss
                     found.append(self.on(prepared, index, tick))
             except Refuted as refuted:
                 prepared = prepared.without(refuted)
         return self.result(tuple(found))
 
     def result(self, batches: tuple[BatchResult, ...]) -> Result:
-        """Return the record of what was computed batch by batch."""
+        """Return the results of all batches as one record."""
         return Result(self.name, self.geometry.name, self.settings, batches, VERSION, self.geometry.to_dict())
 
 
 def counted(progress: Progress | None, what: str, total: int) -> Tick:
-    """Return a tick that counts how often it was called and tells `progress`."""
+    """Return a tick that counts its calls and reports them to `progress`."""
     done = 0
 
     def tick() -> None:

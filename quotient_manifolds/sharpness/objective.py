@@ -1,4 +1,4 @@
-"""Turn a model, its loss and a batch into a function of the coordinates z, which is what the measures look at."""
+"""Turn a model, its loss and a batch into a function of the coordinates z, on which the measures work."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Tick = Callable[[], None]
 
 
 def idle() -> None:
-    """Do nothing: the tick of whoever counts no passes."""
+    """Do nothing: the tick of a caller that counts no passes."""
 
 
 class Checks(Protocol):
-    """Check what is computed at z = 0 on the batch of this index: the loss, and its gradient in the parameters."""
+    """Check the loss at z = 0 on batch `index`, and its gradient in the parameters."""
 
     def check_loss(self, index: int, base: float) -> None: ...
     def check_gradient(self, index: int, grads: Gradients) -> None: ...
@@ -42,13 +42,13 @@ class Checks(Protocol):
 class BatchObjective:
     """Represent the function z -> L(gamma_z(1)) on one batch, with its gradient.
 
-    L(w) = loss(model with parameters w, batch) is computed on a replica that is made for every evaluation: the model is
-    read, never written, and nothing that one evaluation writes is there in the next, not to buffers, not to weights,
-    not to the batch. gamma_z is the geodesic of `space` with the initial velocity z.
+    L(w) = loss(model with parameters w, batch) is computed on a replica that is made for every evaluation. The model is
+    never written, and what one evaluation writes to buffers, weights or the batch does not affect the next. gamma_z is
+    the geodesic of `space` with the initial velocity z.
 
-    index: of the batch, for messages and seeds. out: tensors that moved parameters are written into; new ones where it
-    is None. tick: called after every evaluation. precision: machine epsilon of the loss. start: what checks loss and
-    gradient whenever they are evaluated at z = 0. wide: whether all is computed in float64, see `double`.
+    index: the number of the batch, for messages and seeds. out: tensors to write moved parameters into; None for new
+    ones. tick: called after every evaluation. precision: machine epsilon of the loss. start: checks loss and gradient
+    whenever they are evaluated at z = 0. wide: whether everything is computed in float64, see `double`.
     """
 
     model: nn.Module
@@ -82,7 +82,7 @@ class BatchObjective:
         return loss
 
     def value_and_gradient(self, z: Params) -> tuple[float, Params]:
-        """Return the loss at the end of gamma_z and its gradient in z, in tensors of its own.
+        """Return the loss at the end of gamma_z and its gradient in z, in new tensors.
 
         Raises ValueError if the loss is not finite, or depends on no parameter.
         """
@@ -90,14 +90,14 @@ class BatchObjective:
         inputs = leaves(params)
         with torch.enable_grad():
             value = self.differentiable_loss(inputs)
-            # In the dict alone, which the pull-back empties: each is as large as its parameter.
+            # Only this dict holds the gradients, each as large as its parameter: the pull-back empties it.
             grads = dict(
                 zip(inputs, torch.autograd.grad(value, tuple(inputs.values()), allow_unused=True), strict=True)
             )
         if all(grad is None for grad in grads.values()):
             raise self._no_dependence()
         for name, grad in grads.items():
-            if grad is not None and grad.is_sparse:  # of an embedding with sparse=True
+            if grad is not None and grad.is_sparse:  # an embedding with sparse=True
                 grads[name] = grad.to_dense()
         loss = self.finite(value)
         if self.start is not None and is_zero(z):
@@ -106,7 +106,7 @@ class BatchObjective:
         return loss, pull_back(grads)
 
     def differentiable_loss(self, params: Params) -> Tensor:
-        """Return the loss at parameters that require grad, differentiable in them as often as asked."""
+        """Return the loss at parameters that require grad, differentiable in them any number of times."""
         model, loss = self.replica(params)
         precise = DoublePrecision() if self.wide else nullcontext()
         with TrueGradients(), data_checks(ALL_CHECKS), precise:
@@ -116,9 +116,9 @@ class BatchObjective:
         return value
 
     def replica(self, params: Params) -> tuple[nn.Module, Loss]:
-        """Return a model that computes with `params`, which a forward pass may write to, and the loss to call it with.
+        """Return a model that computes with `params`, to which a forward pass may write, and the loss to call on it.
 
-        A loss that is a module is copied together with the model, so that what they share stays shared.
+        A loss that is a module is copied together with the model, so that they still share modules and parameters.
         """
         if not isinstance(self.loss, nn.Module):
             return replica(self.model, params, self.cast), self.loss
@@ -129,7 +129,7 @@ class BatchObjective:
 
     @property
     def cast(self) -> Cast:
-        """Return what is done to all that does not move: as it is, unless what moves is in another precision."""
+        """Return the cast of tensors that do not move: the identity, unless parameters move in another precision."""
         if self.wide:
             return _double
         half = any(w.dtype.itemsize < 4 for w in self.model.parameters() if w.requires_grad and w.is_floating_point())
@@ -147,17 +147,17 @@ class BatchObjective:
         return loss
 
     def generator(self, seed: int) -> torch.Generator:
-        """Return the source of what is random on this batch: no two batches of a measure share theirs."""
+        """Return the random generator of this batch; each batch of a measure has another seed."""
         return torch.Generator().manual_seed(seed + self.index)
 
     def spacing(self, loss: float) -> float:
-        """Return the distance between neighbouring floating point numbers at this value of the loss."""
+        """Return the distance between neighboring floating point numbers at this value of the loss."""
         return self.precision * abs(loss)
 
     def detached_loss(self, params: Params) -> Tensor:
-        """Return the loss at the parameters, computed as it is where it is differentiated."""
-        # With gradients on although nobody asks for any: without them modules may take another path, of other
-        # rounding or even other meaning, and losses are compared with those that were computed for a gradient.
+        """Return the loss at the parameters, computed in the same way as when it is differentiated."""
+        # Gradients are on although none is needed: without them modules may take another path, with other rounding or
+        # even another meaning, but this loss is compared with losses that were computed for a gradient.
         with torch.enable_grad(), data_checks(ALL_CHECKS):
             model, loss = self.replica(leaves(params))
             return scalar(loss(model, private_batch(self.batch, self.cast))).detach()
@@ -173,12 +173,12 @@ class BatchObjective:
 @final
 @dataclass(frozen=True)
 class ShardedObjective(BatchObjective):
-    """Represent the function z -> L(gamma_z(1)) of a model whose processes have a part of its parameters each.
+    """Represent the function z -> L(gamma_z(1)) of a sharded model: each process holds a part of its parameters.
 
-    L is the mean over the processes of what the loss gives on each: of parts of the data under FSDP, where gradients
-    are averaged, too; of the same number under tensor parallelism. Hooks of the model do not see other tensors than
-    its own, so it is no replica that is evaluated: the model's own memory is moved, and put back bit for bit, with its
-    buffers and gradients, whatever happens.
+    L is the mean of the loss over the processes. Under FSDP each of them has a part of the data, and gradients are
+    averaged, too; under tensor parallelism all compute the same number. The model's hooks work on its own tensors only,
+    so no replica is evaluated: the model's own memory is written, and always restored bit for bit, with its buffers and
+    gradients.
     """
 
     def value(self, z: Params) -> float:
@@ -194,7 +194,7 @@ class ShardedObjective(BatchObjective):
         with self.sharded.restored() as held, data_checks(ALL_CHECKS):
             params, pull_back = self.space.linearise(z, self._space.buffers())
             self._space.ownership.scatter(params, held)
-            del params  # what is moved here and held elsewhere is not needed while the pass takes memory, too
+            del params  # frees parameters moved here but held elsewhere before the pass takes memory
             loss = self._loss()
             if not loss.requires_grad:
                 raise self._no_dependence()
@@ -212,7 +212,7 @@ class ShardedObjective(BatchObjective):
         )
 
     def unmoved_losses(self) -> list[Tensor]:
-        """Return the loss of the model as it is on this process, evaluated twice."""
+        """Return the loss of the unperturbed model on this process, evaluated twice."""
         losses = []
         for _ in range(2):
             with self.sharded.restored():
@@ -221,7 +221,7 @@ class ShardedObjective(BatchObjective):
 
     @property
     def sharded(self) -> ShardedModel:
-        """Return the model with what its processes hold."""
+        """Return the sharded model, with the parts that processes hold."""
         return self._space.model
 
     @property
@@ -230,12 +230,12 @@ class ShardedObjective(BatchObjective):
         return self.space
 
     def _loss(self) -> Tensor:
-        # As in BatchObjective: losses are compared with those computed for a gradient.
+        # Gradients are on because, as in BatchObjective, losses are compared with those computed for a gradient.
         with torch.enable_grad(), TrueGradients():
             return scalar(self.loss(self.model, private_batch(self.batch)))
 
     def mean(self, loss: Tensor, precision: float) -> Tensor:
-        """Return the mean over the processes. ValueError where losses that must be one differ."""
+        """Return the mean over the processes. ValueError if losses that must agree differ."""
         losses = self.sharded.values(loss)
         allowed = min(64 * max(precision, torch.finfo(loss.dtype).eps), 1e-3) * losses.abs().max()
         if self.sharded.alike and bool(losses.max() - losses.min() > allowed):
@@ -247,7 +247,7 @@ class ShardedObjective(BatchObjective):
 
 
 def check_agreed(settings: Mapping[str, Any]) -> None:
-    """Raise ValueError on all processes unless they have the same settings: they would wait for each other for ever."""
+    """Raise ValueError on all processes unless they have the same settings: with different ones they deadlock."""
     for name, own in settings.items():
         every = from_all(own)
         if any(each != own for each in every):
@@ -255,10 +255,11 @@ def check_agreed(settings: Mapping[str, Any]) -> None:
 
 
 def check_shares(model: nn.Module, batches: Sequence[Any], geometry: Geometry) -> ShardedModel:
-    """Return the model with what its processes hold, after comparing what they measure.
+    """Return the sharded model, after checking that all processes measure the same.
 
-    Raises ValueError on all processes where one of them has another geometry, or more batches, or no rows, and where
-    all must have the same. Warns where tensors differ in shape: the mean over processes is not the one over rows then.
+    Raises ValueError on all processes if one of them has another geometry or number of batches, or no rows, or if
+    shapes differ under tensor parallelism. Otherwise warns if shapes differ: the mean over processes is then not the
+    mean over rows.
     """
     sharded = ShardedModel(model)
     check_agreed({"geometry": geometry.to_dict(), "number of batches": len(batches)})
@@ -285,7 +286,7 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def objective_of(model: nn.Module, loss: Loss, space: TangentSpace, *others: Any) -> BatchObjective:
-    """Return z -> loss of a model, whole or sharded as the space is."""
+    """Return the function z -> loss of a model, which is sharded if the space is."""
     return (ShardedObjective if isinstance(space, ShardedSpace) else BatchObjective)(model, loss, space, *others)
 
 
@@ -295,7 +296,7 @@ def is_zero(z: Params) -> bool:
 
 
 def _single(tensor: Tensor) -> Tensor:
-    """Return floating point numbers in at least single precision, all else as it is."""
+    """Cast floating point numbers to at least single precision; return other tensors unchanged."""
     return tensor.to(precise(tensor.dtype)) if tensor.is_floating_point() else tensor
 
 
@@ -305,8 +306,8 @@ def leaves(params: Params) -> Params:
 
 
 def scalar(value: Any) -> Tensor:
-    """Return what a loss returned as a tensor without axes. Raises unless it is one real number."""
-    value = value.full_tensor() if hasattr(value, "full_tensor") else value  # of tensor parallelism
+    """Return a loss as a tensor without axes. Raises ValueError or TypeError unless it is one real number."""
+    value = value.full_tensor() if hasattr(value, "full_tensor") else value  # under tensor parallelism
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"The loss must be a tensor with one element. Found {found}; reduce it, e.g. by .mean()")
@@ -317,6 +318,6 @@ def scalar(value: Any) -> Tensor:
 
 @contextmanager
 def autograd_available() -> Iterator[None]:
-    """Make gradients work inside, also where the caller is in no_grad or inference_mode."""
+    """Enable gradients inside, even if the caller is in no_grad or inference_mode."""
     with torch.inference_mode(False), torch.enable_grad():
         yield

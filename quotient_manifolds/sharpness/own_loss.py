@@ -1,4 +1,4 @@
-"""Evaluate the loss of a model as it is, and check that it can be measured."""
+"""Evaluate the loss of the unperturbed model, and check that it can be measured."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from quotient_manifolds.symmetries import Params
 
 
 def checked_loss(objective: BatchObjective) -> tuple[float, float]:
-    """Return the loss at the model, and the relative spacing of the numbers it is computed in, machine epsilon.
+    """Return the loss of the unperturbed model, and machine epsilon of the precision that it is computed in.
 
-    Raises ValueError unless it is finite and a function of the model it is given.
+    Raises ValueError unless the loss is finite and a function of the model that it is given.
     """
     if isinstance(objective, ShardedObjective):
         with _halves_noted(objective.model) as halves:
@@ -40,7 +40,7 @@ def checked_loss(objective: BatchObjective) -> tuple[float, float]:
 
 
 def check_repeated(first: float, second: float, precision: float, index: int) -> None:
-    """Raise ValueError unless two losses at the same parameters are one, see `is_one`."""
+    """Raise ValueError unless two losses at the same parameters agree, see `is_one`."""
     if not is_one(first, second, precision):
         raise ValueError(
             f"The loss must be deterministic. Found {first!r} and then {second!r} for the same parameters on batch "
@@ -51,25 +51,25 @@ def check_repeated(first: float, second: float, precision: float, index: int) ->
 def is_one(first: float, second: float, precision: float) -> bool:
     """Return whether two losses differ by rounding at most: 64 units of their precision (relative, at most 1e-3).
 
-    Parallel sums on accelerators do.
+    Parallel sums on accelerators differ by that much.
     """
     return abs(first - second) <= min(64 * precision, 1e-3) * max(abs(first), abs(second))
 
 
 def repeated_loss(objective: BatchObjective) -> float:
-    """Return the loss at the model once more."""
+    """Evaluate the loss of the unperturbed model again."""
     return float(objective.detached_loss(_copied(objective)))
 
 
 def _copied(objective: BatchObjective) -> Params:
-    """Return copies of the parameters, for a forward pass may write to them."""
+    """Return copies of the parameters, because a forward pass may write to them."""
     return {name: w.to(precise(w.dtype), copy=True) for name, w in objective.space.point.items()}
 
 
 def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, float]:
     """Return the loss at `params` and its machine epsilon; ValueError unless it is a function of these alone.
 
-    The forward pass is run once, on a replica with hooks, and each check reads what was noted of it.
+    The forward pass runs once, on a replica with hooks, and each check uses what the hooks recorded.
     """
     inputs, own = leaves(params), objective.space.point
     model, function = objective.replica(inputs)
@@ -85,7 +85,7 @@ def _watched_loss(objective: BatchObjective, params: Params) -> tuple[Tensor, fl
 
 
 def _grad_modes(model: nn.Module, inputs: Params) -> dict[nn.Module, bool]:
-    """Return a dict that a run of the model fills: modules with measured parameters, and if gradients were ever on."""
+    """Return a dict that a run of the model fills: for modules with measured parameters, if gradients were ever on."""
     measured = {id(leaf) for leaf in inputs.values()}
     modes: dict[nn.Module, bool] = {}
 
@@ -99,7 +99,7 @@ def _grad_modes(model: nn.Module, inputs: Params) -> dict[nn.Module, bool]:
 
 
 def _check_unwritten(inputs: Params, own: Params, versions: Mapping[str, int]) -> None:
-    """Raise ValueError if a forward pass wrote to a weight, which then has no value of its own."""
+    """Raise ValueError if a forward pass wrote to a weight, whose value is then undefined."""
     for name, leaf in inputs.items():
         if leaf._version != versions[name] or not torch.equal(leaf, own[name]):
             raise ValueError(
@@ -128,15 +128,15 @@ def _check_gradients_enabled(model: nn.Module, with_gradients: Mapping[nn.Module
         )
 
 
-# ---- what is computed in half precision, although it is stored in more
+# ---- models that compute in half precision although they are stored in a higher one
 
 
 @contextmanager
 def _halves_noted(model: nn.Module) -> Iterator[dict[torch.dtype, bool]]:
-    """Yield what is filled as the model runs: types of half precision it computes in, and whether its outputs do.
+    """Yield a dict filled as the model runs: half-precision types it computes in, and whether its outputs have them.
 
-    That is what autocast brings, and mixed precision of sharded models. Outputs do not where autocast is still on when
-    the model returns: losses are then computed in float32 from the start.
+    Autocast and the mixed precision of sharded models cause this. Outputs do not count if autocast is still on when the
+    model returns, because losses are then computed in float32 from the start.
     """
     found: dict[torch.dtype, bool] = {}
 
@@ -156,15 +156,15 @@ def _halves_noted(model: nn.Module) -> Iterator[dict[torch.dtype, bool]]:
 
 
 def _precision(loss: torch.dtype, halves: Mapping[torch.dtype, bool]) -> float:
-    """Return machine epsilon of a loss of this type: that of the outputs it comes from, where theirs is coarser."""
+    """Return machine epsilon of a loss of this type, or of the outputs it is computed from if they are coarser."""
     return max(torch.finfo(kind).eps for kind in (loss, *(half for half, output in halves.items() if output)))
 
 
 def _warn_of_rounding(point: Params, halves: Iterable[torch.dtype]) -> None:
-    """Warn if a matrix lies on the grid of the precision that its products have: a small move is rounded away.
+    """Warn if a matrix lies on the grid of the half precision of its products, so that rounding hides small changes.
 
-    Weights that were trained in float32 lie anywhere between its points, and their moves survive on average. Nothing
-    is told of a matrix that is mostly zero, as diagonal ones are: they lie on every grid.
+    Weights that were trained in float32 lie between the points of the grid, and their changes survive on average.
+    Matrices that are mostly zero, such as diagonal ones, are skipped, because they lie on every grid.
     """
     for half, (name, w) in product(halves, point.items()):
         if w.ndim > 1 and 2 * int(w.count_nonzero()) > w.numel() and torch.equal(w.to(half).to(w.dtype), w):

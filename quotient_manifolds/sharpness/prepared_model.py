@@ -1,4 +1,4 @@
-"""Check a model, its loss and its batches, and make them ready to be measured in one geometry."""
+"""Check a model, its loss and its batches, and prepare them for measures in one geometry."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ Made = TypeVar("Made")
 class PreparedModel:
     """Hold a model, its loss and its batches, checked and ready to be measured in one geometry.
 
-    geometry: with the symmetries that are quotiented out; asked: as it was asked for. out: tensors for the moved
-    parameters; None where a sharded model itself is moved. precision: machine epsilon of the loss, or of the model's
-    outputs if it is coarser there. losses: of the model as it is, and complaints: what is wrong with batches that
-    cannot be measured, by index. start: what is checked where measures begin. known: what was found of the model.
+    geometry: the geometry with the symmetries that are quotiented out. asked: the geometry that the user gave. out:
+    tensors for moved parameters; None for a sharded model, which is moved itself. precision: machine epsilon of the
+    loss, or of the model's outputs if they are coarser. losses: the losses of the unperturbed model, by batch index.
+    complaints: the errors of batches that cannot be measured, by batch index. start: the checks where a measure begins.
+    known: results about the model, shared by measures.
     """
 
     model: nn.Module
@@ -70,12 +71,12 @@ class PreparedModel:
         some: bool = False,
         known: KnownSymmetries | None = None,
     ) -> PreparedModel:
-        """Check what is to be measured; ValueError or TypeError, one sentence, where it cannot be.
+        """Check model, loss and batches; ValueError or TypeError, one sentence, if they cannot be measured.
 
-        Given symmetries come first: a pair without rank is refused before anything is computed. The loss is evaluated
-        on every batch. Where a measure begins it has to be the same, see `Start`. some: go on as long as one batch can
-        be measured, and keep the complaints about the others. known: what was found before of this model, as it is.
-        All processes that share a model come here together.
+        Given symmetries come first: a pair of deficient rank is refused before anything is computed. The loss is
+        evaluated on every batch. It must be the same where a measure begins, see `Start`. some: continue as long as one
+        batch can be measured, and keep the complaints about the others. known: earlier results for this model, with the
+        same weights. For a sharded model this is a collective operation: all its processes call it.
         """
         check_loss(loss)
         asked, known, sharded = as_geometry(geometry), known or KnownSymmetries(), None
@@ -85,7 +86,7 @@ class PreparedModel:
         else:
             found = _checked(model, batches)
         with autograd_available(), data_checks():
-            # Given symmetries are those that are quotiented out, unless some have to be added or fail.
+            # Exactly the given symmetries are quotiented out, unless some have to be added or fail.
             given = asked.tangent_space(model, known) if sharded is None and asked.group else None
             plain = Euclidean().tangent_space(model) if sharded is None else Euclidean().sharded_space(sharded)
             losses, complaints, precision = _own_losses(model, loss, plain, found, known, some=some)
@@ -109,7 +110,7 @@ class PreparedModel:
         return self.space.model.device if isinstance(self.space, ShardedSpace) else None
 
     def without(self, refuted: Refuted) -> PreparedModel:
-        """Return the model without symmetries that fail, with a warning; ValueError if one of them was given."""
+        """Return the prepared model without refuted symmetries, with a warning; ValueError if one of them was given."""
         geometry = self.geometry.without(refuted.failed, self.asked)
         space = geometry.tangent_space(self.model, self.known)
         horizontal = geometry.horizontal(self.model, space, self.known)
@@ -117,7 +118,7 @@ class PreparedModel:
         return replace(self, geometry=geometry, space=space, out=space.buffers(), start=start)
 
     def settled(self, work: Callable[[PreparedModel], Made]) -> Made:
-        """Return work(self), or from its beginning work(this model without symmetries that turn out to fail)."""
+        """Return work(self); if symmetries turn out to fail, begin again with work(this model without them)."""
         prepared = self
         while True:
             try:
@@ -126,7 +127,7 @@ class PreparedModel:
                 prepared = prepared.without(refuted)
 
     def verified(self) -> PreparedModel:
-        """Return the model without symmetries that fail on any batch, by a gradient on each, with a warning."""
+        """Return the prepared model without symmetries that the gradient on any batch refutes, with a warning."""
 
         def check(prepared: PreparedModel) -> PreparedModel:
             for index in prepared.losses if prepared.start.by_gradients else ():
@@ -138,7 +139,7 @@ class PreparedModel:
             return self.settled(check)
 
     def objective(self, index: int, tick: Tick = idle) -> BatchObjective:
-        """Return z -> loss on batch `index`; tick is called after every forward pass."""
+        """Return the function z -> loss on batch `index`; tick is called after every forward pass."""
         if index in self.complaints:
             raise ValueError(self.complaints[index])
         given = (self.model, self.loss, self.space, self.batches[index], index)
@@ -148,14 +149,14 @@ class PreparedModel:
 def _own_losses(
     model: nn.Module, loss: Loss, space: TangentSpace, batches: list[Any], known: KnownSymmetries, *, some: bool
 ) -> tuple[dict[int, float], dict[int, str], float]:
-    """Return the losses of a model as it is, what is wrong with other batches, and machine epsilon of the losses."""
+    """Return the losses of the unperturbed model, complaints about other batches, and machine epsilon of the losses."""
     losses, complaints, precisions = dict[int, float](), dict[int, str](), list[float]()
     for index, batch in enumerate(batches):
         check = partial(checked_loss, objective_of(model, loss, space, batch, index))
         try:
             losses[index], precision = known.losses.of((model, loss, batch), check)
             precisions.append(precision)
-        except Exception as error:  # the model is the user's
+        except Exception as error:  # the model is the user's and may raise anything
             if not some or len(complaints) == len(batches) - 1:
                 check_dtypes(model, batch, error)
                 raise
@@ -172,7 +173,7 @@ def _placed(
     index: int,
     known: KnownSymmetries,
 ) -> tuple[Geometry, TangentSpace]:
-    """Return the geometry and its space where a measure begins; symmetries that lead nowhere may be false ones."""
+    """Return the geometry and its tangent space; if it has no canonical point, without the symmetries that fail."""
     try:
         return geometry, geometry.tangent_space(model, known)
     except NoPlaceError:
@@ -183,7 +184,7 @@ def _placed(
 
 
 def listed(batches: Iterable[Any]) -> list[Any]:
-    """Return the batches as a list; a single batch, easily passed by mistake, is refused."""
+    """Return the batches as a list; TypeError for a single batch, which is easily passed by mistake."""
     single = isinstance(batches, tuple) and bool(batches) and all(isinstance(item, Tensor) for item in batches)
     if single or not isinstance(batches, Iterable) or isinstance(batches, (Tensor, Mapping, str)):
         raise TypeError(f"batches must be a list of batches. Found one {type(batches).__name__}; wrap it: [batch]")
@@ -200,7 +201,7 @@ def listed(batches: Iterable[Any]) -> list[Any]:
 
 
 def check_dtypes(model: nn.Module, batch: Any, error: Exception) -> None:
-    """Raise TypeError where a model cannot compute because a batch holds arrays, or another precision than its own."""
+    """Raise TypeError if the error arose because a batch holds arrays, or another precision than the model's."""
     own = {w.dtype for w in model.parameters() if w.is_floating_point()}
     if any(type(leaf).__module__ == "numpy" for _, leaf in taken_apart(batch)):
         raise TypeError("A batch must hold tensors. Found numpy.ndarray; convert it by torch.as_tensor") from error

@@ -1,4 +1,4 @@
-"""Hold what a measure returns: its value on every batch, the mean over them, and the table that keeps them."""
+"""Hold the result of a measure: its value on every batch, the mean over batches, and a table of them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 Setting = str | int | float | bool
 
 SIZES = ("radius", "sigma")
-"""The settings that say how far a measure goes: of its ball, or the standard deviation per coordinate."""
+"""The settings that set the scale of a measure: the radius of its ball, or the standard deviation per coordinate."""
 
 RESOLVED = 100.0
-"""The change of the loss, over the spacing of its numbers, from which on about two digits are not rounding."""
+"""A change of the loss by this many spacings of its floating point numbers has about two reliable digits."""
 
 CONVERGED = 0.01
-"""The gap, as a share of the increase in loss, up to which an ascent counts as converged."""
+"""The largest gap, as a share of the increase in loss, at which an ascent counts as converged."""
 
 
 @final
@@ -32,19 +32,19 @@ CONVERGED = 0.01
 class BatchResult:
     """Hold one measure of one model on one batch, in plain numbers.
 
-    value: the measure. base_loss: L(w). standard_error: of the value, over the random directions drawn. residual:
-    |H v - value v| of an eigenpair. losses: those of the best run, its start first. norm: the length of the worst
-    direction in the ball's own norm. critical_start: the gradient at w was exactly 0, so the ascent began in a random
-    direction. reach: the largest relative velocity at the start of the truncated geodesics of a quotient geometry, in
-    the direction the value comes from. spacing: of the floating point numbers that the loss is computed in, at L(w).
-    group: what was quotiented out, as `group_key` has it; None where nothing was. The passes are the measure's own,
-    without the checks before it.
+    value: the measure. base_loss: L(w). standard_error: the standard error of the value over random directions.
+    residual: |H v - value v| of an eigenpair. losses: the losses of the best run, from its start on. norm: the length
+    of the worst direction in the ball's own norm. critical_start: the gradient at w was exactly 0, so the ascent began
+    in a random direction. reach: the largest initial relative speed of truncated geodesics of a quotient geometry, in
+    the directions that the value comes from. spacing: the distance between floating point numbers of the loss at L(w).
+    group: the symmetries that were quotiented out, as a `group_key`; None without any. The passes are the measure's
+    own, without the checks before it.
 
-    Of an ascent, with |.|_* the dual norm of that of the ball: gap = radius |g|_* - <g, z>, g the gradient at the best
-    point z (or the last one before it that has one), which is 0 exactly at critical points of the ball. multiplier:
-    |g|_* there; at a maximum, the derivative of the value in the radius. promise: radius |g_0|_*, the increase of a
-    linear loss, g_0 the gradient at w. inner_radius: of the smaller ball that was searched as well, because the loss
-    bends down inside. change: the largest |L - L(w)| that was evaluated.
+    The other fields belong to an ascent, with |.|_* the dual of the ball's norm. gap: radius |g|_* - <g, z>, with g the
+    gradient at the best point z (or the best earlier point that has one); it is 0 exactly at critical points of the
+    loss on the ball. multiplier: |g|_* there; at a maximum, the derivative of the value in the radius. promise:
+    radius |g_0|_*, the increase of a linear loss, with g_0 the gradient at w. inner_radius: the radius of the smaller
+    ball that was also searched, because the loss bends down inside. change: the largest |L - L(w)| that was evaluated.
     """
 
     value: float
@@ -67,16 +67,16 @@ class BatchResult:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> BatchResult:
-        """Return the result that `asdict` and JSON made a record of. Raises TypeError or KeyError for other keys."""
+        """Return the result from a record made by `asdict` and JSON. Raises TypeError or KeyError for other keys."""
         return cls(**{**record, "losses": tuple(record["losses"])})
 
 
 @final
 @dataclass(frozen=True)
 class Result:
-    """Hold one measure of one model: what it is on every batch, and its mean over batches.
+    """Hold one measure of one model: its value on every batch, and the mean over batches.
 
-    geometry: its name, as tables show it; geometry_settings: its kind and settings. settings: the other
+    geometry: the name of the geometry, as tables show it. geometry_settings: its kind and settings. settings: the other
     arguments of the call.
     """
 
@@ -94,36 +94,36 @@ class Result:
 
     @property
     def value(self) -> float:
-        """Return the measure on the only batch. Raises ValueError if there are several, which have a `mean`."""
+        """Return the measure on the only batch. Raises ValueError if there are several: use `mean`."""
         if len(self.batches) > 1:
             raise ValueError(f"value is that of a single batch. Found {len(self.batches)}; use mean, or values")
         return self.batches[0].value
 
     @property
     def mean(self) -> float:
-        """Return the mean over batches, each counting the same."""
+        """Return the mean over batches, with equal weights."""
         return mean_and_error(self.values)[0]
 
     @property
     def standard_error(self) -> float | None:
         """Return the standard error of the mean.
 
-        It is that over batches if there are several: random directions are drawn anew for each, so their scatter is in
-        it. For a single batch that of the directions alone, None where nothing is random.
+        With several batches it is taken over batches. Each batch draws its own random directions, so their scatter is
+        included. With a single batch it is taken over the directions; None if nothing is random.
         """
         error = mean_and_error(self.values)[1]
         return self.batches[0].standard_error if error is None else error
 
     @property
     def reach(self) -> float | None:
-        """Return the largest `BatchResult.reach`; None where no geodesic is truncated."""
+        """Return the largest `BatchResult.reach`; None if no geodesic is truncated."""
         return max((each.reach for each in self.batches if each.reach is not None), default=None)
 
     @property
     def relative_gap(self) -> float | None:
-        """Return the sum of the gaps over that of the increases: the share that one more step promises.
+        """Return the sum of the gaps over the sum of the increases: the relative gain that one more step promises.
 
-        None without an ascent, and where the loss does not increase.
+        None without an ascent, or if the loss does not increase.
         """
         ascended = [each for each in self.batches if each.gap is not None]
         increase = math.fsum(each.value for each in ascended)
@@ -131,25 +131,25 @@ class Result:
 
     @property
     def promise_kept(self) -> float | None:
-        """Return the smallest increase over promise, radius times the dual norm of the gradient at w, of a batch.
+        """Return the smallest increase / promise of a batch; promise: radius times the gradient's dual norm at w.
 
-        Well below 1 the loss bends down inside the ball. None where no batch has a promise above 0.
+        If it is well below 1, the loss bends down inside the ball. None if no batch has a promise above 0.
         """
         return min((each.value / each.promise for each in self.batches if each.promise), default=None)
 
     @property
     def forward_passes(self) -> int:
-        """Return how often the model was evaluated, on all batches."""
+        """Return the number of evaluations of the model, on all batches."""
         return sum(each.forward_passes for each in self.batches)
 
     @property
     def backward_passes(self) -> int:
-        """Return how often the loss was differentiated, on all batches."""
+        """Return the number of differentiations of the loss, on all batches."""
         return sum(each.backward_passes for each in self.batches)
 
     @property
     def truncation_warning(self) -> str | None:
-        """Return a sentence if truncated geodesics were followed further than they reach, else None."""
+        """Return a sentence if truncated geodesics were followed beyond their reach, else None."""
         limit = REACH.get(str(self.geometry_settings.get("geodesic")), REACH["second"])
         if self.reach is None or self.reach <= limit:
             return None
@@ -177,7 +177,7 @@ class Result:
 
     @property
     def rounding_warning(self) -> str | None:
-        """Return a sentence if the loss never changed by `RESOLVED` of its spacings, else None."""
+        """Return a sentence if the loss changed by less than `RESOLVED` of its spacings, else None."""
         spaced = [each for each in self.batches if each.spacing]
         rise = math.fsum(abs(each.value) if each.change is None else each.change for each in spaced)
         spacing = math.fsum(each.spacing or 0.0 for each in spaced)
@@ -190,7 +190,7 @@ class Result:
 
     @property
     def warning(self) -> str | None:
-        """Return all that a reader of the value must know, on one line; None if nothing."""
+        """Return all warnings about the value on one line, or None."""
         sentences = (self.truncation_warning, self.convergence_warning, self.rounding_warning)
         return ". ".join(filter(None, sentences)) or None
 
@@ -208,10 +208,10 @@ class Result:
         return f"{self.geometry} {self.measure} {self.mean:.6g}{error} ({', '.join(stated)})"
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for every batch. Raises ImportError where pandas is not installed.
+        """Return a data frame with a row for every batch. Raises ImportError if pandas is not installed.
 
-        Columns: measure, geometry, `geometry.NAME` for its settings, `settings.NAME` for those of the measure, batch,
-        and the numbers of `BatchResult` but for the losses.
+        Columns: measure, geometry, `geometry.NAME` and `settings.NAME` for the settings of geometry and measure, batch,
+        and the fields of `BatchResult` except the losses.
         """
         with needs("A data frame", "pandas", "compare"):
             import pandas as pd
@@ -223,9 +223,9 @@ class Result:
 
 
 def nested(radii: Sequence[float], found: Sequence[BatchResult]) -> list[BatchResult]:
-    """Return what was found on one batch in balls of ascending radii, each the best up to its own radius.
+    """Return the results on one batch in balls of ascending radii, each the best up to its own radius.
 
-    A point of a smaller ball is one of the larger, so its value is a lower bound there, too. It is kept where the
+    A point of a smaller ball also lies in the larger one, so its value is a lower bound there, too. It is kept if the
     larger ball's ascent ended lower, with the passes of that ascent, and with gap and promise of the larger ball.
     """
     kept: list[BatchResult] = []
@@ -237,7 +237,7 @@ def nested(radii: Sequence[float], found: Sequence[BatchResult]) -> list[BatchRe
 
 
 def _enlarged(best: BatchResult, own: BatchResult, smaller: float, radius: float) -> BatchResult:
-    """Return a smaller ball's result as one of the ball in which `own` was found."""
+    """Return a smaller ball's result as a result in the ball of `own`."""
     known = best.gap is not None and best.multiplier is not None
     gap = (best.gap or 0.0) + (radius - smaller) * (best.multiplier or 0.0) if known else None
     return replace(
@@ -252,7 +252,7 @@ def _enlarged(best: BatchResult, own: BatchResult, smaller: float, radius: float
 
 
 def group_key(names: Sequence[str]) -> str | None:
-    """Return how many symmetries of these names there are, and what tells them from others; None for none."""
+    """Return the number of symmetries with these names, and a digest of the names; None without any."""
     told = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:12]
     return f"{len(names)} symmetries {told}" if names else None
 

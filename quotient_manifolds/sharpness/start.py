@@ -1,4 +1,4 @@
-"""Check that a measure begins at the model it was given, by the first loss and gradient that it computes."""
+"""Check by its first loss and gradient that a measure begins at the model it was given."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from quotient_manifolds.sharpness.own_loss import check_repeated, is_one, repeat
 from quotient_manifolds.symmetries.horizontal import Horizontal
 
 SINGLE = torch.finfo(torch.float32).eps
-ELSEWHERE = 0.01  # of the loss: a measure that begins at another one describes another function, half precision or not
+ELSEWHERE = 0.01  # allowed change of the loss: beyond it the measured function is another one, half precision or not
 
 
 class Refuted(Exception):
-    """Say that symmetries which were quotiented out do not hold: what was measured so far counts for nothing.
+    """Report that symmetries which were quotiented out fail, so that all results so far are invalid.
 
-    failed: their names, and the reasons.
+    failed: the reasons, by name of the symmetry.
     """
 
     def __init__(self, failed: Mapping[str, str]) -> None:
@@ -37,9 +37,9 @@ class Refuted(Exception):
 class Start:
     """Check the loss where measures of a model begin, and the gradient there, batch by batch.
 
-    The loss has to be that of the model, `losses`. The gradient has to be orthogonal to the orbits of symmetries that
-    are quotiented out, see `horizontal`; None: no gradient is checked. Rounding may hide either, and float64 decides in
-    case of doubt. In half precision gradients show nothing, and float64 decides on the first batch.
+    The loss must be the loss of the model, `losses`. The gradient must be orthogonal to the orbits of the symmetries
+    that are quotiented out; `horizontal` checks this, or is None if no gradient is checked. Rounding may blur both, so
+    float64 decides in case of doubt. In half precision gradients show nothing, and float64 decides on the first batch.
     """
 
     model: nn.Module
@@ -58,7 +58,7 @@ class Start:
         return self.horizontal is not None
 
     def check_loss(self, index: int, base: float) -> None:
-        """Raise ValueError unless the loss where a measure of batch `index` begins is that of the model.
+        """Raise ValueError unless the loss where a measure of batch `index` begins equals the loss of the model.
 
         Raises Refuted if a symmetry is to blame.
         """

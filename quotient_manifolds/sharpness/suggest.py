@@ -1,4 +1,4 @@
-"""Suggest a first radius for worst-case sharpness: as large as geodesics reach and the loss keeps its order."""
+"""Suggest a first radius for worst-case sharpness, limited by the reach of geodesics and the increase in loss."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from quotient_manifolds.sharpness.prepared_model import PreparedModel, listed
 from quotient_manifolds.sharpness.vector import absolute_sum, largest, norm, over_processes
 from quotient_manifolds.symmetries import Params
 
-SPEED = 0.25  # half of what truncated geodesics reach: other batches, and longer ascents, go faster
-INCREASE, ENOUGH = 1.0, 0.1  # of the loss; about a fifth of it at the next smaller radius
+SPEED = 0.25  # half the reach of truncated geodesics, because other batches and longer ascents are faster
+INCREASE, ENOUGH = 1.0, 0.1  # of the loss; the next smaller radius gives about a fifth of an increase
 STEPS = 2
 DIGITS = (1, 2, 5)
 SMALLEST, LARGEST = 3 * -8, 3 * 6  # 1e-8 and 1e6, as indices of the grid
@@ -35,20 +35,21 @@ def suggest_radius(
 ) -> float:
     """Suggest a first radius for `worst_case_sharpness`: one of 1, 2, 5 times a power of ten.
 
-    The largest at which an ascent of two steps raises the loss by at most 1 on average over the batches, and sets out
-    at a relative speed of at most 1/4, half of what truncated geodesics reach; geometries without a speed obey the
-    first rule alone. Three radii are tried: the largest at which a linear loss of the same gradient would obey the
-    rules, the next one below and above it; others only if these do not decide, all breaking a rule, or all increases
-    being below 0.1. So the increase is of order 0.1 to 1 unless the speed limit is active, and the cost is about 5
-    forward and backward passes per batch. The rule is for losses of order 1, such as cross-entropies; for others choose
-    a radius by their own scale.
+    This is the largest radius at which an ascent of two steps obeys two rules. It increases the loss by at most 1 on
+    average over the batches, and its geodesics start at a relative speed of at most 1/4, half the reach of truncated
+    geodesics. Geometries without a speed obey the first rule alone. Three radii are tried: the largest at which a
+    linear loss with the same gradient would obey the rules, and the next ones below and above it. Others are tried only
+    if all three break a rule, or all increases are below 0.1. So the increase is of order 0.1 to 1 unless the speed
+    limit is active. The cost is about 5 forward and backward passes per batch. The rules are for losses of order 1,
+    such as cross-entropies; for other losses choose a radius by their own scale.
 
-    geometry: one, or several that are compared at one radius; the suggestion is then the smallest of theirs.
+    geometry: one, or several that are compared at one radius; the suggestion is then the smallest of theirs. known:
+    earlier results for this model, with the same weights.
 
     In a quotient geometry with eps = 0 the suggestion is constant along the orbit. Compare models at one radius, the
-    suggestion for one of them. A few batches do. known: what was found before of this model, as it is. Other
-    arguments, checks and errors are those of `worst_case_sharpness`; ValueError where no radius from 1e-8 to 1e6 obeys
-    the rules and the next one does not.
+    suggestion for one of them. A few batches suffice. Other arguments, checks and errors are as for
+    `worst_case_sharpness`. Raises ValueError unless some radius from 1e-8 to 1e6 obeys the rules and the next larger
+    one breaks them.
     """
     several = [geometry] if isinstance(geometry, (Geometry, str)) or not isinstance(geometry, Sequence) else geometry
     if not several:
@@ -76,11 +77,11 @@ def _suggested(prepared: PreparedModel) -> float:
 def _largest_fitting(batches: Sequence[int], ascents: Callable[[int], _Ascents]) -> int:
     """Return the index of the largest radius that obeys the rules, just below or above the grid if there is none.
 
-    ascents: from the model on a batch, which keep a gradient: all radii are tried on a batch before the next one.
+    ascents: returns the ascents on a batch. They keep a gradient, so all radii are tried on one batch first.
     """
     middle = min(max(ascents(batches[0]).linear_limit, SMALLEST + 1), LARGEST - 1)
     trying = range(middle + 1, middle - 2, -1)
-    best, most = SMALLEST - 1, 0.0  # balls are nested: no increase in a larger one is less, whatever an ascent finds
+    best, most = SMALLEST - 1, 0.0  # balls are nested: the increase grows with the radius, whatever ascents find
     while True:
         increases = [[ascents(batch).increase(_radius(index)) for index in trying] for batch in batches]
         for index, each in zip(trying, zip(*increases, strict=True), strict=True):
@@ -101,7 +102,7 @@ def _radius(index: int) -> float:
 
 @final
 class _Ascents:
-    """Ascend on one batch within several radii; all ascents begin with one gradient, at the model itself."""
+    """Ascend on one batch within several radii; all ascents share their first gradient, at the model itself."""
 
     def __init__(self, prepared: PreparedModel, batch: int) -> None:
         self._space = prepared.space
@@ -120,7 +121,7 @@ class _Ascents:
         return math.floor(3 * math.log10(min(limits, default=0.1)))
 
     def increase(self, radius: float) -> float:
-        """Return the increase of the loss by an ascent within the radius; infinite if it is too large for it."""
+        """Return the increase of the loss by an ascent within the radius; infinite if the radius is too large."""
         generator = self._objective.objective.generator(0)
         try:
             best = AutoPGD(STEPS).maximise(self._objective, radius, generator, norm=self._space.norm)

@@ -1,7 +1,7 @@
 """Compute with dicts of tensors as with one long vector: few passes over memory, sums accurate in float32.
 
-A step of the ascent reads and writes several vectors as long as the model has weights. Operation by operation that is
-ten passes over memory or more; here it is one or two, on pieces that stay in a processor's cache.
+A step of the ascent reads and writes several vectors, each as large as the model. One operation at a time, it would
+take ten passes over memory or more. Here it takes one or two, on pieces that stay in a processor's cache.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _DEVICE: ContextVar[torch.device | None] = ContextVar("_DEVICE", default=None)
 
 @contextmanager
 def over_processes(device: torch.device | None) -> Iterator[None]:
-    """Take vectors inside for what this process holds, on this device, of longer ones; for None as they are.
+    """Treat vectors inside as this process's parts, on this device, of longer vectors; None: as whole vectors.
 
-    Sums then are over all processes, and the same on each of them to the last digit, so that all decide alike.
+    Sums are then taken over all processes, and are the same on each to the last digit, so that all decide alike.
     """
     token = _DEVICE.set(device)
     try:
@@ -41,7 +41,7 @@ def dot(x: Params, y: Params) -> float:
 
 
 def dots(x: Params, *others: Params, dtype: torch.dtype | None = None) -> list[float]:
-    """Return <x, y> for every y of `others`, in one pass over x; in float64 where float32 under- or overflows."""
+    """Return <x, y> for every y of `others`, in one pass over x; in float64 if float32 under- or overflows."""
     parts: list[list[Tensor]] = [[] for _ in others]
     for first, *rest in _chunks(x, *others):
         for part, other in zip(parts, rest, strict=True):
@@ -79,14 +79,14 @@ def scale(x: Params, factor: float) -> None:
 
 
 def combine(terms: Iterable[tuple[float, Params]], out: Params) -> float:
-    """Write the sum of factor * term, in one pass over memory; out may be one of the terms. Returns |out|^2."""
+    """Write the sum of factor * term to `out`, which may be one of the terms, in one pass; return |out|^2."""
     terms = sorted(terms, key=lambda term: term[1] is not out)  # out first: its old value is read before it is written
     factors = [factor for factor, _ in terms]
     squares = []
     for target, first, *others in _chunks(out, *(blocks for _, blocks in terms)):
         torch.mul(first, factors[0], out=target)
         for factor, other in zip(factors[1:], others, strict=True):
-            if factor:  # 0 times a term saves its pass: the old point at a first step, the gradient at a zero of it
+            if factor:  # a factor 0 saves a pass: z_old at the first step, or a gradient that is 0
                 target.add_(other, alpha=factor)
         squares.append(_dot(target, target))  # while the piece is in the cache
     total = _sum(squares)
@@ -96,7 +96,7 @@ def combine(terms: Iterable[tuple[float, Params]], out: Params) -> float:
 def signed_step(z: Params, z_old: Params, g: Params, eta: float, a: float, radius: float, out: Params) -> None:
     """Write P(z + a (u - z) + (1 - a) (z - z_old)), u = P(z + eta sign(g)), P = clamp to +-radius; out may be z_old.
 
-    As 2 z - z_old drawn towards u: a vertex of the box that is its own next point stays itself to the last digit.
+    It interpolates between 2 z - z_old and u, so that a vertex of the box that is its own next point stays exact.
     """
     scratch = torch.empty(0)
     for target, old, here, slope in _chunks(out, z_old, z, g):
@@ -108,7 +108,7 @@ def signed_step(z: Params, z_old: Params, g: Params, eta: float, a: float, radiu
 
 
 def _chunks(*blocks: Params) -> Iterator[tuple[Tensor, ...]]:
-    """Yield equal pieces of all given dicts, flat: views of contiguous tensors (so what is written must be that)."""
+    """Yield equal flat pieces of all given dicts: views of contiguous tensors (so outputs must be contiguous)."""
     for key, leader in blocks[0].items():
         flat = [other[key].reshape(-1) for other in blocks]
         if leader.is_cpu and leader.numel() > _CHUNK:
@@ -118,13 +118,13 @@ def _chunks(*blocks: Params) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
-    # torch.dot of half precision sums in half precision, too: three digits, and infinity at 65504.
+    # torch.dot of half precision also sums in half precision, with three digits and infinity at 65504.
     return torch.dot(x.float(), y.float()) if x.dtype in (torch.float16, torch.bfloat16) else torch.dot(x, y)
 
 
 def _sum(parts: list[Tensor]) -> float:
-    # In float64: a float32 sum over the thousands of pieces of a large model would lose digits that decide, near a
-    # maximum, whether a step leaves the ball. One conversion at the end, so that a GPU is waited for once.
+    # The sum is in float64: in float32, thousands of pieces of a large model would lose digits that decide, near a
+    # maximum, whether a step leaves the ball. One conversion at the end waits for a GPU only once.
     own = torch.stack([part.double() for part in parts]).sum() if parts else torch.zeros((), dtype=torch.float64)
     device = _DEVICE.get()
     return float(own if device is None else gathered(own.reshape(1).to(device)).sum())

@@ -30,7 +30,7 @@ ASCENTS: dict[str, type[AscentMethod]] = {each.__name__: each for each in (FullS
 @final
 @dataclass(frozen=True)
 class WorstCase(Measure):
-    """Hold the settings of `worst_case_sharpness`, which says what they mean."""
+    """Hold the settings of `worst_case_sharpness`, which documents them."""
 
     name: ClassVar[str] = "worst-case sharpness"
 
@@ -47,7 +47,7 @@ class WorstCase(Measure):
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """Return all fields but geometry and progress; the ascent by its name."""
+        """Return all fields except geometry and progress; the ascent by its name."""
         return {**super().settings, "ascent": self.ascent.__name__}
 
     @property
@@ -55,7 +55,7 @@ class WorstCase(Measure):
         return (1 + self.restarts) * (self.steps + 1)
 
     def compute(self, objective: BatchObjective, before: list[Ascent] | None = None) -> BatchResult:
-        """Compute the measure by an ascent, which starts by the best point in `before` and then takes its place."""
+        """Compute the measure by an ascent that starts from the point in `before`; then keep the better one there."""
         before = [] if before is None else before
         best = self.ascent(self.steps, self.restarts).maximise(
             objective,
@@ -65,14 +65,14 @@ class WorstCase(Measure):
             start=before[0].z if before else None,
         )
         if not before and best.change == 0 and not best.critical_start:
-            # No step changed the loss by so much as its last digit: the sharpness would be 0 for want of digits.
+            # No step changed even the last digit of the loss: the sharpness would be 0 for lack of digits.
             raise ValueError(
                 f"The loss on batch {objective.index} has a gradient, yet stays at {best.base!r} to its last digit "
                 f"within radius {self.radius:g}: the steps are lost in rounding; take a larger radius, or float64"
             )
         if before:
             best = replace(best, slope=before[0].slope)  # the one gradient at z = 0, which not every ascent computes
-        # One point at a time: it is as large as the model.
+        # Only one point is kept, because it is as large as the model.
         before[:] = [best if not before or best.loss >= before[0].loss else before[0]]
         space = objective.space
         return BatchResult(
@@ -81,7 +81,7 @@ class WorstCase(Measure):
             best.forward_passes,
             best.backward_passes,
             losses=best.losses,
-            # Not |z|, which is longer where the geodesic ends before t = 1: what was reached has this length.
+            # The length of what was reached; |z| is larger if the geodesic ends before t = 1.
             norm=BALLS[space.norm](self.radius).length(space.reached(best.z)),
             critical_start=best.critical_start,
             reach=space.reach(best.z),
@@ -109,27 +109,27 @@ def worst_case_sharpness(
 ) -> Result:
     """Measure how much the loss can increase in a ball around the model's weights w, batch by batch.
 
-    On a batch with the loss L that is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }, or what
-    an ascent finds of it: a lower bound, in units of the loss. The mean over batches is `Result.mean`. Invariant along
-    the orbit in a quotient geometry with eps = 0 (the random starts of restarts only in distribution where singular
-    values of a pair tie); Euclidean and adaptive sharpness are not.
+    With L the loss on a batch, this is max { L(gamma(1)) - L(w) : gamma a geodesic from w of length <= radius }. An
+    ascent finds a lower bound of it, in units of the loss. `Result.mean` is the mean over batches. The value is
+    invariant along the orbit in a quotient geometry with eps = 0; restarts only in distribution if singular values of a
+    pair coincide. Euclidean and adaptive sharpness are not invariant.
 
-    loss(model, batch) returns a scalar tensor; a batch is whatever it understands (`cross_entropy` takes (inputs,
-    targets) and dicts with "labels"). Each batch is maximised on its own, from the model itself and from
-    `restarts` random points of its sphere; batch i draws them from the seed + i. The model must be in eval mode and
-    deterministic, and is never written. Parameters with requires_grad=False stay fixed.
+    loss(model, batch) returns a scalar tensor; a batch is anything that the loss accepts (`cross_entropy` takes
+    (inputs, targets) and dicts with "labels"). The loss is maximized on each batch separately, from the model itself
+    and from `restarts` random points of the sphere, which batch i draws with seed + i. The model must be in eval mode
+    and deterministic, and is never modified. Parameters with requires_grad=False stay fixed.
 
-    geometry: what a ball is: `Euclidean()`, `Adaptive()` or `Quotient(...)`, or a name: "inv" is Quotient("inv"), and
-    so on. A radius means something different in each. ascent: `FullStepAPGD`, or `AutoPGD` as published, with `steps`
-    and `restarts`; steps is the largest number, for an ascent that has converged ends.
+    geometry: defines the ball: `Euclidean()`, `Adaptive()`, `Quotient(...)`, or a name, such as "inv" for
+    Quotient("inv"). Radii of different geometries are not comparable. steps: the largest number of steps of one run.
+    ascent: `FullStepAPGD`, which ends when it has converged, or `AutoPGD` as published, which takes all steps.
 
-    A `TruncationWarning` says where truncated geodesics are followed further than they reach (`BatchResult.reach`), a
-    `ConvergenceWarning` where the gap is over 1 % of the increase (`Result.relative_gap`), or the increase on a batch
-    under half of radius times gradient norm (`Result.promise_kept`), a `RoundingWarning` where rounding decides the
-    digits. progress(what, done, total) is called after every forward pass, up to a total of steps + 1 for a run.
+    Issues a `TruncationWarning` if truncated geodesics are followed beyond their reach (`BatchResult.reach`), and a
+    `RoundingWarning` if rounding decides the digits. Issues a `ConvergenceWarning` if the gap exceeds 1 % of the
+    increase (`Result.relative_gap`), or if the increase on a batch is below half of radius times gradient norm
+    (`Result.promise_kept`). progress(what, done, total) is called after every forward pass, steps + 1 times a run.
 
-    Raises ValueError or TypeError, one sentence, for anything that cannot be measured, including symmetries along which
-    the loss changes, and a loss or gradient that is not finite somewhere in the ball.
+    Raises ValueError or TypeError, with one sentence, for anything that cannot be measured. This includes given
+    symmetries along which the loss changes, and a loss or gradient that is not finite somewhere in the ball.
 
     Source: da Silva, Dangel and Oore, arXiv 2505.05409, Eq. 3 and Algorithm 1.
     """
@@ -149,9 +149,9 @@ def worst_case_profile(
 ) -> tuple[Result, ...]:
     """Measure `worst_case_sharpness` at several ascending radii; return one result for each.
 
-    Each ascent starts by the best point of the radii before, scaled to the larger ball, and that point is kept if the
-    ascent ends lower: on no batch does the sharpness found fall with the radius. Other arguments, checks, warnings and
-    errors are those of `worst_case_sharpness`.
+    Each ascent starts from the best point of the smaller radii, scaled to the larger ball. That point is kept if the
+    ascent ends lower, so on every batch the sharpness never decreases with the radius. Other arguments, checks,
+    warnings and errors are as for `worst_case_sharpness`.
     """
     if isinstance(radii, (int, float)):
         raise TypeError(f"radii must be a list. Found {radii}; give radii=[{radii}]")
@@ -185,7 +185,7 @@ def worst_case_profile(
 @final
 @dataclass(frozen=True)
 class AverageCase(Measure):
-    """Hold the settings of `average_case_sharpness`, which says what they mean."""
+    """Hold the settings of `average_case_sharpness`, which documents them."""
 
     name: ClassVar[str] = "average-case sharpness"
     has_gradient: ClassVar[bool] = False
@@ -229,20 +229,19 @@ def average_case_sharpness(
 ) -> Result:
     """Estimate the mean increase in loss at random points around the model's weights w.
 
-    That is E[L(gamma_z(1)) - L(w)] over z = sigma * N(0, I) in orthonormal coordinates of the tangent space (in a
-    quotient geometry of its horizontal part), gamma_z the geodesic that sets out in the direction z. Each of `samples`
-    directions is used with both signs, which cancels the odd orders of the loss; batch i draws its own from the
-    seed + i.
+    This is E[L(gamma_z(1)) - L(w)] over z = sigma * N(0, I) in orthonormal coordinates of the tangent space (of its
+    horizontal part in a quotient geometry), with gamma_z the geodesic of initial velocity z. Each of `samples`
+    directions is used with both signs, which cancels the odd orders of the loss. Batch i draws them with seed + i.
 
-    sigma is the standard deviation per coordinate, no radius: |z| is about sigma * sqrt(dimension). In the adaptive
-    geometry z is the N(0, sigma^2 diag(w^2)) of Andriushchenko et al. (arXiv 2302.07011). In a geometry with norm
-    "linf" z is uniform in the box |z_i| <= sigma instead.
+    sigma is the standard deviation per coordinate, not a radius: |z| is about sigma * sqrt(dimension). In the adaptive
+    geometry the weights change by the N(0, sigma^2 diag(w^2)) of Andriushchenko et al. (arXiv 2302.07011). In a
+    geometry with norm "linf", z is uniform in the box |z_i| <= sigma instead.
 
-    Invariant along the orbit in a quotient geometry with eps = 0 (in distribution, and so as a measure, where singular
-    values of a pair tie; else draw by draw); Euclidean and adaptive averages are not. A geodesic that leaves the
+    The value is invariant along the orbit in a quotient geometry with eps = 0: draw by draw, or in distribution if
+    singular values of a pair coincide. Euclidean and adaptive averages are not invariant. A geodesic that leaves the
     manifold counts with its last point.
 
-    Model, loss, batches, checks, warnings and errors as for `worst_case_sharpness`; progress counts forward passes.
+    Model, loss, batches, checks, warnings and errors are as for `worst_case_sharpness`; progress counts forward passes.
     """
     made = AverageCase(as_geometry(geometry), sigma, samples, seed, progress=progress)
     return warned(made.of(model, loss, batches), above=1)
@@ -251,13 +250,13 @@ def average_case_sharpness(
 @final
 @dataclass(frozen=True)
 class GradientNorm(Measure):
-    """Hold the settings of `gradient_norm`, which says what they mean."""
+    """Hold the settings of `gradient_norm`, which documents them."""
 
     name: ClassVar[str] = "gradient norm"
 
     def compute(self, objective: BatchObjective) -> BatchResult:
         base, gradient = objective.value_and_gradient(objective.zero())
-        # For a box, the norm dual to that of the box.
+        # For a box this is the dual norm, the sum of |g_i|.
         value = norm(gradient) if objective.space.norm == "l2" else absolute_sum(gradient)
         return BatchResult(value, base, forward_passes=1, backward_passes=1)
 
@@ -270,14 +269,14 @@ def gradient_norm(
     *,
     progress: Progress | None = None,
 ) -> Result:
-    """Measure the length of the loss's gradient in the metric: worst-case sharpness per radius, for small radii.
+    """Measure the norm of the loss's gradient in the metric: worst-case sharpness per radius, for small radii.
 
-    With g the gradient in the weights w: |g| in the Euclidean geometry, |w g| in the adaptive one, the length of the
-    Riemannian gradient in a quotient geometry; for an linf ball the dual norm, the sum of |g| or |w g| over all
-    weights. The mean over batches is that of norms, not the norm of the mean gradient. Invariant along the orbit in a
-    quotient geometry with eps = 0, not in the others.
+    With g the gradient in the weights w, this is |g| in the Euclidean geometry, |w g| in the adaptive one, and the norm
+    of the Riemannian gradient in a quotient geometry. For an linf ball it is the dual norm, the sum of |g| or |w g|
+    over all weights. `Result.mean` averages the norms; it is not the norm of the mean gradient. The value is invariant
+    along the orbit in a quotient geometry with eps = 0 only.
 
-    Model, loss, batches, checks and errors as for `worst_case_sharpness`.
+    Model, loss, batches, checks and errors are as for `worst_case_sharpness`.
     """
     made = GradientNorm(as_geometry(geometry), progress=progress)
     return warned(made.of(model, loss, batches))
