@@ -4,5 +4,5 @@ from __future__ import annotations
 
 VERSION = "0.1.0"
 
-MEANING = 4
+MEANING = 5
 """The version of the measures, increased whenever a measured value changes, so that no outdated value is reused."""

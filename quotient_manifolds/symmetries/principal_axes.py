@@ -266,7 +266,7 @@ def _by_half_turns(
     K = algebra.parted()[0]
     if not len(K):
         return None
-    P, L = _symmetric(K), torch.arange(channels.shape[1], 0, -1).double().diag()
+    P, L = _symmetric(K), _generic(channels.shape[1])
     found = []
     for c, M in zip(channels, torch.stack(moments(params, gauge, channels)).sum(0), strict=True):
         own, order = (torch.einsum("kij,kab,ab->ij", P, P, each) for each in (M, L))
@@ -276,6 +276,15 @@ def _by_half_turns(
         E[c, torch.arange(len(c))] = 1.0
         frames.append(_half_turned(gauge, K, R @ own @ R.mT, E))
     return torch.stack(found)
+
+
+def _generic(n: int) -> Tensor:
+    """Return a symmetric matrix (n, n), about diag(n, ..., 1), that commutes with no rotation.
+
+    A half turn H that commutes with L takes a maximizer of <R M R^T, L> to another one, H R.
+    """
+    S = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.arange(n, 0, -1).double().diag() + (S + S.mT) / 4
 
 
 def _symmetric(K: Tensor) -> Tensor:
