@@ -41,7 +41,7 @@ from quotient_manifolds.symmetries.groups import (
 )
 from quotient_manifolds.symmetries.least_norm import moving
 from studies.fibres import small_model
-from tests.nets.small import net, shown
+from tests.nets.small import found_in, net, shown
 
 PLACE, SAME = 1e-6, 1e-9
 NAMES = ["cumsum", "glu", "ln res"]
@@ -356,6 +356,24 @@ def test_axes_that_coincide_are_said() -> None:
     gauge = Gauge(pair(1, 4, 4, 4)[0].wire, CenteredSO(4))
     point = canonical([gauge], {"W": torch.eye(4), "R": torch.eye(4)})
     assert any("Principal axes must be distinct" in each for each in point.doubts)
+
+
+def test_axes_of_few_rotations_do_not_depend_on_a_basis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SO(3)^2 on 3 x 3 channels and on 3 of each factor has half turns, which could lead to other maxima by chance."""
+    model, _, found = found_in("outer", True)
+    params = dict(model.named_parameters())
+    first, parted = canonical(found.groups, params).params, Algebra.parted
+    for seed in range(3):
+
+        def turned(self: Algebra, seed: int = seed) -> tuple[Tensor, Tensor]:
+            skew, rest = parted(self)
+            draw = torch.Generator().manual_seed(seed)
+            Q = torch.linalg.qr(torch.randn(len(skew), len(skew), generator=draw, dtype=torch.float64))[0]
+            return torch.einsum("ab,bij->aij", Q, skew), rest
+
+        monkeypatch.setattr(Algebra, "parted", turned)
+        for name, w in canonical(found.groups, params).params.items():
+            torch.testing.assert_close(w, first[name], rtol=0, atol=1e-8)
 
 
 def test_an_orbit_that_is_not_closed_is_said() -> None:
