@@ -28,6 +28,7 @@ _FLAT = 1e-9
 _FAR = 1.0
 """Largest coordinate of a generator in one step."""
 _STEPS, _PATIENCE, _PARTS = 100, 25, 30
+_SKEW = 1e-10
 _SLOW, _LONG = (0.5, 0.75), 8
 """Ratios of residuals, about e^-1/2, under equal steps of a group towards a limit, and the steps then taken at once."""
 
@@ -130,7 +131,7 @@ def moving(algebra: Algebra) -> Tensor:
     """Return an orthonormal basis (k, n, n) of the part of an algebra that is orthogonal to its skew matrices."""
     found = [torch.zeros(0, algebra.n, algebra.n, dtype=torch.float64)]
     for channels, each in algebra.summands:
-        B = _symmetric(each.n) if isinstance(each, GL) else each.parted()[1]
+        B = _symmetric(each.n) if isinstance(each, GL) else _beyond_skew(each)
         X = B.new_zeros(len(channels), len(B), algebra.n, algebra.n)
         for own, c in zip(X, channels, strict=True):
             own[:, c[:, None], c] = B
@@ -145,6 +146,18 @@ def _symmetric(m: int) -> Tensor:
     size = torch.full((len(i),), 0.5**0.5, dtype=torch.float64).where(i != j, 1.0)
     B[torch.arange(len(i)), i, j], B[torch.arange(len(i)), j, i] = size, size
     return B
+
+
+def _beyond_skew(algebra: Algebra) -> Tensor:
+    """Return an orthonormal basis of the part of an algebra that is orthogonal to its skew matrices."""
+    m = algebra.n
+    every = algebra.project(torch.eye(m * m, dtype=torch.float64).view(-1, m, m)).flatten(1)
+    # This driver copes with eigenvalues that are all 0 or 1, and its eigenvectors have few entries.
+    values, Q = map(torch.from_numpy, scipy.linalg.eigh(((every + every.mT) / 2).numpy(), driver="ev"))
+    B = Q[:, values > 0.5].mT.reshape(-1, m, m)
+    skew = ((B - B.mT) / 2).flatten(1) @ B.flatten(1).mT
+    cosines, R = map(torch.from_numpy, scipy.linalg.eigh(((skew + skew.mT) / 2).numpy(), driver="ev"))
+    return (R[:, cosines < 1 - _SKEW].mT @ B.flatten(1)).view(-1, m, m)
 
 
 def in_units(slot: Slot, params: Mapping[str, Tensor]) -> Tensor:

@@ -263,7 +263,7 @@ def _by_half_turns(
     gauge: Gauge, params: Params, channels: Tensor, algebra: Algebra, frames: list[Frame]
 ) -> Tensor | None:
     """Return the rotations R (k, m, m) of a smaller group that maximize <R M R^T, L>; append their frames."""
-    K = algebra.parted()[0]
+    K = algebra.skew()
     if not len(K):
         return None
     P, L = _symmetric(K), _generic(channels.shape[1])

@@ -65,19 +65,17 @@ class Algebra(Record, ABC):
     def dimension(self) -> int:
         """Return the dimension of the algebra."""
 
-    def parted(self) -> tuple[Tensor, Tensor]:
-        """Return orthonormal bases (k, n, n) of the skew matrices of the algebra, and of their complement in it.
+    def skew(self) -> Tensor:
+        """Return an orthonormal basis (k, n, n) of its skew matrices.
 
         The span of `dimension` random projections is the algebra, with probability one.
         """
         draw = torch.Generator().manual_seed(0)
         X = self.project(torch.randn(self.dimension, self.n, self.n, generator=draw, dtype=torch.float64))
         B = torch.linalg.qr(X.flatten(1).mT)[0].mT.view(-1, self.n, self.n)
-        skew = ((B - B.mT) / 2).flatten(1) @ B.flatten(1).mT
-        cosines, R = torch.linalg.eigh((skew + skew.mT) / 2)
-        inside = cosines > 1 - _SKEW
-        basis, rest = ((R[:, each].mT @ B.flatten(1)).view(-1, self.n, self.n) for each in (inside, ~inside))
-        return basis, rest
+        inner = ((B - B.mT) / 2).flatten(1) @ B.flatten(1).mT
+        cosines, R = torch.linalg.eigh((inner + inner.mT) / 2)
+        return (R[:, cosines > 1 - _SKEW].mT @ B.flatten(1)).view(-1, self.n, self.n)
 
     def within(self, N: Tensor, M: Tensor) -> Tensor:
         """Return an orthonormal basis (k, n, n) of all N Y M^T in the algebra. N and M have orthonormal columns."""
