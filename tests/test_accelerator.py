@@ -130,7 +130,7 @@ def test_symmetries(dtype: torch.dtype) -> None:
 def test_random_starts(geometry: Any) -> None:
     """One seed, one start, drawn by the processor; a generator of the device draws too."""
     here, other = (
-        as_geometry(geometry).verified(m, qm.next_token_cross_entropy, [b]).at(m)
+        as_geometry(geometry).verified(m, qm.next_token_cross_entropy, [b]).tangent_space(m)
         for m, b in ((model_of(), BATCH), (there(model_of()), there(BATCH)))
     )
     seeded = other.sample(torch.Generator().manual_seed(5))
