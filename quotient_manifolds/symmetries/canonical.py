@@ -54,8 +54,6 @@ _ZERO = 1e-12
 _SEEN = 1e-6
 _FEW = 8
 """Up to this number of log-scales, lengths that no output depends on are determined in wide models as well."""
-_CLOSED = 1e-7
-"""How far a transpose of unit length may be outside of a span of matrices that has it."""
 _TINY = 1e-7
 """Largest difference from 1 of the absolute value of a gain that counts as 1 or -1."""
 
@@ -166,11 +164,6 @@ def _on_processor(
         free = [each for each in free if len(each.basis)]
         point, left = least(point, free) if free or len(point.directions) else (point, 0.0)
     doubts: list[str] = []
-    if several := [each for each in others if isinstance(each, Gauge) and not _is_self_adjoint(each)]:
-        names = ", ".join(several[0].names)
-        doubts.append(
-            f"|w| must have one least value on the orbit. Found matrices without their transposes on {names}."
-        )
     if open_:
         names = ", ".join(open_[0].names)
         doubts.append(f"|w| must have a least value on the orbit. Found that of t 1^T on {names}, which is not closed.")
@@ -179,16 +172,6 @@ def _on_processor(
     point, more = turned(point, [each for each in symmetries if isinstance(each, Gauge)])
     zeros = dict(_still(settled.zeros, point.params))
     return Canonical(point.params, point.steps, zeros, tuple(_ones(point, gains)), (*doubts, *more))
-
-
-def _is_self_adjoint(gauge: Gauge) -> bool:
-    """Return whether a span of matrices has the transposes of its matrices, without which |w| may have local minima.
-
-    [Kempf and Ness 1979]: the least |w| on a closed orbit is unique up to rotations if the group is self-adjoint. The
-    other algebras are so, or have closed forms.
-    """
-    spans = (algebra for _, algebra in gauge.algebra.summands if isinstance(algebra, Span))
-    return all(float((span.project(span.basis.mT) - span.basis.mT).abs().max()) < _CLOSED for span in spans)
 
 
 def _still(zeros: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
