@@ -32,9 +32,10 @@ class Geometry(ABC):
 
     @abstractmethod
     def tangent_space(self, model: nn.Module, known: KnownSymmetries | None = None) -> TangentSpace:
-        """Return the tangent space at the canonical representative of the model's parameters; the model is only read.
+        """Return the tangent space at the model's parameters, of a quotient at their canonical representative.
 
-        known: results of `verified` for this model, with the same weights; they save time and change no value.
+        The model is only read. known: results of `verified` for this model, with the same weights; they
+        save time and change no value.
         """
 
     @abstractmethod

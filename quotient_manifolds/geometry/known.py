@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Generic, TypeVar, final
 
 from torch import nn
@@ -42,8 +43,7 @@ class Memo(Generic[Value]):
         Nothing is stored if `make` raises.
         """
         for known, objects, value in self._entries:
-            same = known == settings and len(objects) == len(subjects)
-            if same and all(a is b for a, b in zip(objects, subjects, strict=True)):
+            if known == settings and len(objects) == len(subjects) and all(map(is_, objects, subjects)):
                 return value
         value = make()
         self._entries.append((settings, tuple(subjects), value))

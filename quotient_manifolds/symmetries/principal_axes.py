@@ -279,9 +279,10 @@ def _by_half_turns(
 
 
 def _generic(n: int) -> Tensor:
-    """Return a symmetric matrix (n, n), about diag(n, ..., 1), that commutes with no rotation.
+    """Return a generic symmetric matrix L (n, n), near diag(n, ..., 1), by which axes are put in order.
 
-    A half turn H that commutes with L takes a maximizer of <R M R^T, L> to another one, H R.
+    A diagonal L commutes with half turns H of a product of rotation groups. If R maximizes <R M R^T, L>, so does H R,
+    and which of the two is found depends on the basis.
     """
     S = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return torch.arange(n, 0, -1).double().diag() + (S + S.mT) / 4

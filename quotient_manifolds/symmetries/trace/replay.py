@@ -250,14 +250,9 @@ def _of(argument: Any) -> int | None:
 
 def _in_graph(tensor: Tensor) -> bool:
     """Return whether a tensor is part of the graph; a tensor wrapped by vmap does not report this itself."""
-    return _unwrapped(tensor).requires_grad
-
-
-def _unwrapped(tensor: Tensor) -> Tensor:
-    """Return the tensor of all batches inside a tensor that vmap has wrapped."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
+    return tensor.requires_grad
 
 
 def _apart(tensor: Tensor) -> Tensor:
