@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from quotient_manifolds.derivatives import values
 from quotient_manifolds.symmetries.trace.program import Operation, Program, Ref, substituted
 
 aten = torch.ops.aten
@@ -250,9 +251,7 @@ def _of(argument: Any) -> int | None:
 
 def _in_graph(tensor: Tensor) -> bool:
     """Return whether a tensor is part of the graph; a tensor wrapped by vmap does not report this itself."""
-    while torch._C._functorch.is_batchedtensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor.requires_grad
+    return values(tensor).requires_grad
 
 
 def _apart(tensor: Tensor) -> Tensor:
